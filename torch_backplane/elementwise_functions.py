@@ -1,10 +1,10 @@
-"""`torch_backplane.elementwise`: a function on tensors from a Python formula over scalars.
+"""`torch_backplane.elementwise`: builds an elementwise function on tensors from a Python formula over scalars.
 
-Each such function is an operator of PyTorch in the namespace `backplane`, made as it is needed: an overload for each
-choice of arguments that are tensors and not numbers. Devices that run kernels have a planner for it, so it becomes one
-kernel, and later calls replay a plan; everywhere else PyTorch's operators compute the same formula, one after another.
+Each function is a PyTorch operator in the namespace `backplane`, with one overload for each combination of tensor and
+number arguments. Overloads are defined on first use. On devices that run kernels, a planner computes the formula in one
+kernel, and later calls replay its plan. On all other devices, PyTorch's operators compute the formula step by step.
 
-(The file is not called elementwise.py: a module of that name would take the function's place in the package.)
+(The file is not named elementwise.py because a submodule of that name would shadow the function in the package.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _lock = threading.Lock()
 def elementwise(
     formula: Callable[..., Any] | None = None, *, backward: Callable[..., Any] | None = None, name: str | None = None
 ) -> Any:
-    """A function on tensors that computes `formula` for each element; also a decorator.
+    """Make a function on tensors that computes `formula` for each element. Also usable as a decorator.
 
     >>> import torch, torch_backplane
     >>> @torch_backplane.elementwise
@@ -47,31 +47,33 @@ def elementwise(
     >>> leaky(torch.tensor([-1.0, 2.0]), 1, slope=0.5)
     tensor([0.5000, 3.0000])
 
-    On a device that runs kernels it is one kernel, whatever the formula's length, on all others PyTorch's operators.
+    On a device that runs kernels, the function is one kernel, however long the formula is. On other devices, PyTorch's
+    operators compute it.
+
+    The function broadcasts its arguments and promotes their dtypes, including those of numbers and defaults, as
+    `torch.add` does. The whole formula is computed in the promoted dtype (in float32 for float16 and bfloat16). If the
+    arguments are integers but the formula needs floats, as division does, it is computed in the default dtype. Results
+    have the promoted dtype; results of comparisons are bool.
+
+    Define each function once: its operator lives until the process exits.
 
     Args:
-        formula: takes and returns scalars, or a tuple of them for several results. It is called with traced values, not
-            with numbers: it may use Python's operators, PyTorch's functions of single numbers (`torch.exp`,
-            `torch.where`) and those of `torch_backplane.kernels.functions`, and it cannot branch on values.
-            Parameters without default are tensors or Python numbers, at least one of them a tensor. Those with a
-            default, a number, are numbers; another value of theirs makes no new kernel and no new plan.
-        backward: a formula for the gradient: takes the gradient of each result, then all of `formula`'s parameters,
-            and returns a value for each parameter without default, None for one that has no gradient. Without it, an
-            argument that requires grad is an error, except under `torch.no_grad()`; a second derivative always is.
-        name: for errors, profiles and kernels; by default the formula's.
-
-    The function broadcasts its arguments and promotes their dtypes, numbers and defaults among them, as `torch.add`
-    does, and computes in that dtype (in float32 for float16 and bfloat16), one for the whole formula. Where integers
-    are given and the formula needs floats, as division does, that is the default dtype. Results have the promoted
-    dtype, and bool for comparisons.
-
-    Make such functions once, as one defines functions: their operators live as long as the process.
+        formula: A function that takes scalars and returns a scalar, or a tuple of scalars for several results. It is
+            called with traced values instead of numbers: it can use Python operators, scalar functions of PyTorch
+            (`torch.exp`, `torch.where`) and `torch_backplane.kernels.functions`, but it cannot branch on values.
+            Parameters without a default accept tensors and Python numbers, and at least one must be a tensor.
+            Parameters with a default accept Python numbers only; other values need no new kernel and no new plan.
+        backward: A formula for the gradient. It takes the gradient of each result, then all parameters of `formula`,
+            and returns one value for each parameter without a default (None for a parameter without gradient). Without
+            it, an argument that requires grad is an error, except under `torch.no_grad()`. A second derivative is
+            always an error.
+        name: The name used in errors, profiles and kernels. Defaults to the name of `formula`.
 
     Raises:
-        TypeError: `formula` is no function of scalars: it branches on a value, calls something else than traced values
-            know, or has parameters of another kind. When called: an argument is neither tensor nor number, or of a
-            dtype that kernels do not have.
-        RuntimeError: when called: shapes do not broadcast; an argument requires grad and `backward` is not given.
+        TypeError: `formula` is not a function of scalars: it branches on a value, calls a function that traced values
+            do not support, or has unsupported parameters. On a call: an argument is neither a tensor nor a number, or
+            kernels do not support its dtype.
+        RuntimeError: On a call: shapes do not broadcast, or an argument requires grad and there is no `backward`.
     """
     if formula is None:
         return lambda decorated: elementwise(decorated, backward=backward, name=name)
@@ -79,13 +81,13 @@ def elementwise(
 
 
 class Elementwise:
-    """What `elementwise` returns."""
+    """An elementwise function on tensors, as returned by `elementwise`."""
 
     def __init__(
         self, formula: Callable[..., Any], *, backward: Callable[..., Any] | None = None, name: str | None = None
     ) -> None:
         if not callable(formula):
-            raise TypeError(f"elementwise takes a Python function of scalars, and got {type(formula).__name__}")
+            raise TypeError(f"elementwise expects a Python function of scalars, but got {type(formula).__name__}")
         functools.update_wrapper(self, formula)
         self.name = name or getattr(formula, "__name__", type(formula).__name__).strip("<>")
         self._signature, self._required, self._defaults = _parameters(self.name, formula)
@@ -119,8 +121,8 @@ class Elementwise:
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     if self._gradient is None:
                         raise RuntimeError(
-                            f"{self.name} has no derivative, and its argument {parameter} requires grad: "
-                            "give elementwise a backward=, or call it under torch.no_grad()"
+                            f"{self.name} has no derivative, but its argument {parameter} requires grad: "
+                            "pass backward= to elementwise, or call it under torch.no_grad()"
                         )
                     return _Differentiable.apply(self, overload, numbers, *arguments)
         return overload(*arguments, *numbers.values())
@@ -133,13 +135,13 @@ class Elementwise:
         numbers = {one: bound.get(one, default) for one, default in self._defaults.items()}
         for one, number in numbers.items():
             if not isinstance(number, NUMBERS):
-                raise TypeError(f"{self.name}: {one} is a Python number, and got {type(number).__name__}")
+                raise TypeError(f"{self.name}: {one} must be a Python number, but got {type(number).__name__}")
         return tuple(bound[one] for one in self._required), numbers
 
     # --- the formula
 
     def _positional(self, formula: Callable[..., Any]) -> Formula:
-        """The formula as a function of positional values: the required ones, then the numbers."""
+        """The formula as a function of positional values: the required parameters, then the numbers."""
         required, names = len(self._required), list(self._defaults)
 
         def arranged(*values: Any) -> Any:
@@ -148,7 +150,7 @@ class Elementwise:
         return arranged
 
     def _count_results(self) -> int:
-        """How many values the formula returns; TypeError where it cannot be traced for any kind of number."""
+        """The number of values that the formula returns. TypeError if it cannot be traced for any kind of number."""
         problem: Exception | None = None
         for dtype in (torch.float32, torch.int64, torch.bool):
             try:
@@ -163,19 +165,20 @@ class Elementwise:
             count = len(self._required) + len(self._defaults)
             program = trace(self._formula, [dtype] * count, dtype)
             if program.indices:
-                raise TypeError("the position of an element is none of its values")
+                raise TypeError("formulas of elementwise cannot use the position of an element")
             self._programs[dtype] = program
         return self._programs[dtype]
 
     def dtypes(self, values: Sequence[Value]) -> tuple[torch.dtype, list[torch.dtype]]:
-        """(dtype to compute in, dtypes of the results) for tensors and numbers.
+        """Returns (dtype to compute in, dtypes of the results) for tensors and numbers.
 
-        Raises TypeError where kernels do not have the promoted dtype, or the formula does not take it.
+        Raises:
+            TypeError: kernels or the formula do not support the promoted dtype.
         """
         _, common = elementwise_dtypes(*values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
         candidates = [common]
         if not (common.is_floating_point or common.is_complex):
-            # As PyTorch does in bool * 2 and in int / int.
+            # As in PyTorch: bool * 2 is int64, and int / int is of the default dtype.
             candidates += [torch.int64] * (common == torch.bool) + [torch.get_default_dtype()]
         problem: Exception | None = None
         for dtype in candidates:
@@ -186,9 +189,9 @@ class Elementwise:
                 problem = problem or error
                 continue
             if len(found) != self._results:
-                raise TypeError(f"{self.name} returns {len(found)} values of {compute}, and {self._results} of others")
+                raise TypeError(f"{self.name} returns {len(found)} values of {compute}, but {self._results} of others")
             return compute, [dtype if one == compute else one for one in found]
-        raise TypeError(f"{self.name} does not take {common}: {problem}") from problem
+        raise TypeError(f"{self.name} does not support {common}: {problem}") from problem
 
     # --- the operator
 
@@ -196,13 +199,13 @@ class Elementwise:
         for value, parameter in zip(arguments, self._required, strict=True):
             if not isinstance(value, (torch.Tensor, *NUMBERS)):
                 raise TypeError(
-                    f"{self.name}: {parameter} is a tensor or a Python number, and got {type(value).__name__}"
+                    f"{self.name}: {parameter} must be a tensor or a Python number, but got {type(value).__name__}"
                 )
         if not any(isinstance(value, torch.Tensor) for value in arguments):
-            raise TypeError(f"{self.name} needs a tensor among its arguments, and got numbers only")
+            raise TypeError(f"{self.name} needs at least one tensor argument, but got only numbers")
 
     def _define(self, tensors: tuple[bool, ...]) -> OpOverload:
-        """The operator for arguments of which those are tensors, and the others numbers."""
+        """The overload for arguments of these kinds: True for a tensor, False for a number."""
         with _lock:
             if tensors not in self._overloads:
                 self._overloads[tensors] = self._define_locked(tensors)
@@ -221,9 +224,9 @@ class Elementwise:
         return getattr(getattr(torch.ops.backplane, self._operator_name), overload)
 
     def _on_meta(self, *values: Value) -> Any:
-        """Results of the right sizes, strides and dtypes, without memory."""
+        """Meta tensors with the sizes, strides and dtypes of the results."""
         _, dtypes = self.dtypes(values)
-        # Sizes and strides are as addition has them, which PyTorch knows.
+        # Results have the sizes and strides of a sum of the tensors. Adding meta tensors computes them.
         shaped = [(one.shape, one.stride()) for one in values if isinstance(one, torch.Tensor)]
         metas = [torch.empty_strided(*one, device="meta") for one in shaped]
         like = functools.reduce(torch.add, metas[1:], metas[0] + 0)
@@ -269,11 +272,11 @@ class Elementwise:
 
 
 class Gradient:
-    """The gradients of a function's arguments: what a backward formula computes, summed where they were broadcast."""
+    """The gradients of a function's arguments: results of the backward formula, summed over broadcast dimensions."""
 
     def __init__(self, function: Elementwise, formula: Callable[..., Any]) -> None:
         self.function = function
-        self.has = [True] * len(function._required)  # which parameters have a gradient
+        self.has = [True] * len(function._required)  # whether each parameter has a gradient; set by tracing
 
         def some(*values: Any) -> Any:
             grads, rest = values[: function._results], values[function._results :]
@@ -281,12 +284,12 @@ class Gradient:
             found = formula(*grads, *rest[:required], **dict(zip(function._defaults, rest[required:], strict=True)))
             found = found if isinstance(found, (tuple, list)) else (found,)
             if len(found) != required:
-                raise TypeError(f"it returned {len(found)} gradients for {required} parameters")
+                raise TypeError(f"the formula returned {len(found)} gradients for {required} parameters")
             self.has = [one is not None for one in found]
             return [one for one in found if one is not None]
 
         names = [f"grad{i}" for i in range(function._results)] + function._required
-        # Its numbers are required parameters as well: values for all of them are always given.
+        # Numbers are required parameters here, because `__call__` always passes all of them.
         some.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(one, inspect.Parameter.POSITIONAL_ONLY) for one in [*names, *function._defaults]]
         )
@@ -304,7 +307,7 @@ class Gradient:
                 grads_of.append(None)
             else:
                 one = one.sum_to_size(argument.shape)
-                # What a real argument changes of complex results is the real part of their gradient.
+                # The gradient of a real argument is the real part of the complex gradient.
                 grads_of.append((one if argument.is_complex() else one.real).to(argument.dtype))
         return grads_of
 
@@ -333,13 +336,13 @@ class _Differentiable(torch.autograd.Function):
             found = ctx.function._gradient(grads, arguments, ctx.numbers)
         sources = [one for one in (*grads, *ctx.saved_tensors) if one.requires_grad]
         if torch.is_grad_enabled() and sources:
-            # Not torch's once_differentiable: it overlooks what the saved tensors need.
+            # torch's once_differentiable does not work here: it ignores whether saved tensors require grad.
             found = [one if one is None else _Once.apply(ctx.function.name, one, *sources) for one in found]
         return None, None, None, *found
 
 
 class _Once(torch.autograd.Function):
-    """A gradient that depends on `sources`, and is an error to differentiate."""
+    """Makes a gradient depend on `sources`; differentiating it raises an error."""
 
     @staticmethod
     def forward(name: str, grad: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
@@ -351,35 +354,35 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        raise RuntimeError(f"{ctx.name} has no second derivative: elementwise takes a formula for the first one")
+        raise RuntimeError(f"{ctx.name} has no second derivative: elementwise supports first derivatives only")
 
 
 def _tensor(number: bool | int | float | complex, device: torch.device) -> torch.Tensor:
-    """Exactly the number, to be converted as PyTorch converts numbers."""
+    """The exact number as a tensor, so that converting the tensor converts the number as PyTorch does."""
     dtype = {float: torch.float64, complex: torch.complex128}.get(type(number))
     return torch.tensor(number, dtype=dtype, device=device)
 
 
 def _parameters(name: str, formula: Callable[..., Any]) -> tuple[inspect.Signature, list[str], dict[str, Any]]:
-    """(signature, names without default, names with default and these)."""
+    """Returns (signature, names without a default, defaults by name)."""
     try:
         signature = inspect.signature(formula)
     except ValueError:
-        raise TypeError(f"elementwise cannot tell the parameters of {name}: wrap it in a Python function") from None
+        raise TypeError(f"elementwise cannot inspect the parameters of {name}: wrap it in a Python function") from None
     required, defaults = [], {}
     for parameter in signature.parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise TypeError(f"elementwise needs to know the number of parameters: {name} has {parameter}")
+            raise TypeError(f"elementwise needs a fixed number of parameters: {name} has {parameter}")
         if parameter.default is not inspect.Parameter.empty:
             if not isinstance(parameter.default, NUMBERS):
                 raise TypeError(
-                    f"parameters with a default are numbers: {parameter.name} of {name} has {parameter.default!r}"
+                    f"a default must be a number: parameter {parameter.name} of {name} has {parameter.default!r}"
                 )
             defaults[parameter.name] = parameter.default
         elif parameter.kind == inspect.Parameter.KEYWORD_ONLY:
-            raise TypeError(f"keyword-only parameters are numbers with a default: {parameter.name} of {name} has none")
+            raise TypeError(f"keyword-only parameters need a number as default: {parameter.name} of {name} has none")
         else:
             required.append(parameter.name)
     if not required:
-        raise TypeError(f"elementwise needs a parameter without default, for tensors: {name}{signature} has none")
+        raise TypeError(f"elementwise needs a parameter without a default, for a tensor: {name}{signature} has none")
     return signature, required, defaults

@@ -1,8 +1,8 @@
-"""The fused attention operator of jagged nested tensors, and under `torch.vmap`.
+"""Fused attention for jagged nested tensors and under `torch.vmap`.
 
-PyTorch composes attention of jagged tensors of strided nested ones, which bp does not have. csrc/aten/attention.cpp
-chooses the fused operator for them instead, which computes each sequence by itself. Under `torch.vmap` the dimension
-that is mapped over joins the batch.
+PyTorch's composite attention of jagged tensors uses strided nested tensors, which bp does not support.
+csrc/aten/attention.cpp selects the fused operator for jagged tensors instead; it computes one sequence at a time. Under
+`torch.vmap`, the mapped dimension is merged into the batch dimension.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def install() -> None:
 
 
 def _sequences(jagged: NestedTensor) -> list[torch.Tensor]:
-    """Each as (1, heads, length, columns). Waits for the lengths.
+    """The sequences, each as (1, heads, length, columns). Synchronizes with the device to read the lengths.
 
     Raises:
-        NotImplementedError: it is no jagged tensor (batch, heads, length, columns) without gaps between sequences.
+        NotImplementedError: `jagged` is not (batch, heads, length, columns) without gaps between sequences.
     """
     if (jagged.dim(), jagged._ragged_idx, jagged._lengths) != (4, 2, None):
-        raise NotImplementedError("jagged attention on bp takes (batch, heads, length, columns) without gaps")
+        raise NotImplementedError("jagged attention on bp expects (batch, heads, jagged length, columns) without gaps")
     lengths = jagged.offsets().diff().tolist()
     return list(jagged._values.unsqueeze(0).split(lengths, dim=2))
 
 
 def _joined(parts: Sequence[torch.Tensor], like: NestedTensor) -> torch.Tensor:
-    """The jagged tensor of these sequences, whose memory is (length, heads, columns), as that of PyTorch's results."""
+    """Joins sequences to a jagged tensor, stored as (length, heads, columns) like PyTorch's results."""
     values = torch.cat([one[0].transpose(0, 1) for one in parts])
     return torch.nested.nested_tensor_from_jagged(values, like.offsets()).transpose(1, 2)
 
@@ -71,7 +71,7 @@ def _attend_backward(cls: Any, func: Any, types: Any, args: Any = (), kwargs: An
 
 
 def _joins_batch(info: Any, tensor: torch.Tensor, dim: int | None, dims: int = 4) -> torch.Tensor:
-    """With the mapped dimension as a part of the first of `dims` dimensions."""
+    """Merges the mapped dimension into the first of the tensor's `dims` dimensions."""
     moved = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
     moved = moved.reshape(moved.shape[0], *[1] * (dims + 1 - moved.dim()), *moved.shape[1:])
     return moved.expand(info.batch_size, *moved.shape[1:]).flatten(0, 1)
@@ -82,7 +82,7 @@ def _apart(info: Any, tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _whole_batch(info: Any, bias: torch.Tensor | None, bias_dim: int | None, batch: int) -> torch.Tensor | None:
-    """The bias, if there is one, for a batch that the mapped dimension has joined."""
+    """The bias, if any, for a batch into which the mapped dimension was merged."""
     if bias is None:
         return None
     if bias_dim is None:
@@ -93,7 +93,7 @@ def _whole_batch(info: Any, bias: torch.Tensor | None, bias_dim: int | None, bat
 
 
 def _check_is_ours(tensor: torch.Tensor) -> None:
-    """Has PyTorch's error for other devices, for which there is no rule."""
+    """Raises PyTorch's error for tensors of other devices, for which there is no batching rule."""
     if tensor.device.type != "bp":
         raise RuntimeError(f"Batching rule not implemented for {_NAME}. We could not generate a fallback.")
 
@@ -104,7 +104,7 @@ def _map(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
     bias = args[3] if len(args) > 3 else None
     dropout = args[4] if len(args) > 4 else 0.0
     if dropout > 0 and info.randomness != "different":
-        raise RuntimeError("dropout of attention under vmap on bp needs randomness='different'")
+        raise RuntimeError("attention with dropout under vmap on bp needs randomness='different'")
     bias = _whole_batch(info, bias, in_dims[3] if len(in_dims) > 3 else None, joined[0].shape[0])
     found = _forward(*joined, bias, *args[4:], **options)
     parts = _apart(info, found[0]), _apart(info, found[1])
@@ -118,7 +118,7 @@ def _map_backward(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
     grad, query, key, value, out = (_joins_batch(info, one, dim) for one, dim in zip(tensors, dims, strict=True))
     logarithm = _joins_batch(info, logarithm, in_dims[7], dims=3)
     if wanted[3]:
-        raise RuntimeError("attention under vmap on bp gives no gradient for its mask")
+        raise RuntimeError("attention under vmap on bp does not support a gradient of the mask")
     bias = _whole_batch(info, bias, in_dims[4], query.shape[0])
     found = _backward(grad, query, key, value, bias, wanted, out, logarithm, *rest, **options)
     return (*(_apart(info, one) for one in found[:3]), None), (0, 0, 0, None)

@@ -1,6 +1,6 @@
-"""What PyTorch decides by the device's name in Python, without asking the device: answers for bp.
+"""Patches for Python code of PyTorch that decides by the device's name instead of asking the device.
 
-Each function here stands in front of one of PyTorch's, and hands every call that is not about bp on to it.
+Each function here wraps a function of PyTorch, and forwards every call that does not involve bp.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch_backplane import _C, drivers
 
 _ONE_PROCESS = (
-    "bp memory belongs to the process that allocated it and cannot be shared with another one: "
-    "send tensor.cpu(), or share a CPU tensor and copy it to bp there"
+    "bp memory belongs to the process that allocated it and cannot be shared with another process: "
+    "send tensor.cpu(), or share a CPU tensor and copy it to bp in the other process"
 )
 
 
@@ -34,15 +34,15 @@ def _refuse_for_bp(storage_method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _declared_dlpack_device(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """What the driver of a bp tensor's device declares (DeviceProperties.dlpack_device)."""
+    """The DLPack device that the driver of a bp tensor's device declares (DeviceProperties.dlpack_device), if any."""
     index = tensor.device.index
-    if _C.device_properties(index).address_space == "synthetic":  # also where the user hides host memory
+    if _C.device_properties(index).address_space == "synthetic":  # includes hidden host memory
         return None
     return drivers.device(index).properties.dlpack_device
 
 
 def _bp_dlpack_device(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """PyTorch knows kDLExtDev for the device type by its original name only, not by the name that it was given."""
+    """PyTorch returns kDLExtDev for the type name "privateuse1", but not for "bp"."""
 
     @functools.wraps(dlpack_device)
     def method(self: torch.Tensor) -> tuple[enum.IntEnum | int, int]:
@@ -60,7 +60,7 @@ def _bp_dlpack_device(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[
 
 
 def _bp_dlpack(dlpack: Callable[..., Any]) -> Callable[..., Any]:
-    """A capsule with the device that the driver declares, where PyTorch has kDLExtDev."""
+    """Exports capsules with the device that the driver declares. PyTorch would export kDLExtDev."""
 
     @functools.wraps(dlpack)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def _bp_dlpack(dlpack: Callable[..., Any]) -> Callable[..., Any]:
         stream = kwargs.pop("stream", None)
         capsule = dlpack(self, *args, **kwargs)
         if kwargs.get("dl_device") is None:
-            if stream != -1:  # the consumer's stream is one of another runtime's, which cannot wait for an event of bp
+            if stream != -1:  # the consumer's stream belongs to another runtime and cannot wait for an event of bp
                 torch.accelerator.current_stream(self.device).synchronize()
             _C.set_dlpack_device(capsule, *declared)
         return capsule
@@ -82,7 +82,7 @@ def _bp_dlpack(dlpack: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _AsExtension:
-    """A bp tensor as PyTorch itself imports it, whatever device the driver declares to others."""
+    """Exports a bp tensor to PyTorch itself as kDLExtDev, whatever device the driver declares to other libraries."""
 
     def __init__(self, tensor: torch.Tensor, dlpack: Callable[..., Any]) -> None:
         self._tensor, self._dlpack = tensor, dlpack
@@ -112,7 +112,7 @@ def _bp_from_dlpack(dlpack: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _data_parallel_without_bp(available_device_type: Callable[[], str | None]) -> Callable[[], str | None]:
-    """DataParallel has nothing to spread modules over: those of the CPU run there, as without an accelerator."""
+    """Hides bp devices from DataParallel, so that modules on the CPU run there, as without an accelerator."""
 
     @functools.wraps(available_device_type)
     def function() -> str | None:
@@ -123,14 +123,14 @@ def _data_parallel_without_bp(available_device_type: Callable[[], str | None]) -
 
 
 def _no_data_parallel(parallel: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses modules on bp, and bp's devices for modules that are elsewhere."""
+    """Rejects modules on bp, and bp devices for modules on other devices."""
 
     @functools.wraps(parallel)
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
             given = inspect.signature(parallel).bind(*args, **kwargs).arguments
         except TypeError:
-            return parallel(*args, **kwargs)  # says so in its own words
+            return parallel(*args, **kwargs)  # raises its own error for wrong arguments
         module = given["module"]
         devices = [*(given.get("device_ids") or ()), given.get("output_device")]
         if isinstance(module, torch.nn.Module):
@@ -146,18 +146,18 @@ def _no_data_parallel(parallel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Float32Scale(torch.Tensor):
-    """A scale whose float64 is float32. The reciprocal of a power of two, which a scale is, is exact in both."""
+    """A scale whose `double()` stays float32. Scales are powers of two by default: their reciprocals are exact."""
 
     def double(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)
 
 
 def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch takes the reciprocal of the scale in float64, except on mps:0, which it knows to have none."""
+    """Unscales without float64 on devices that lack it. PyTorch uses it for 1 / scale on all devices but mps:0."""
 
     @functools.wraps(unscale)
     def method(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        scale = getattr(self, "_scale", None)  # one that is not enabled has none
+        scale = getattr(self, "_scale", None)  # missing if the scaler is disabled
         if (
             scale is None
             or scale.device.type != "bp"
@@ -175,14 +175,14 @@ def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None
 
 
 def install() -> None:
-    """Put the functions above in front of PyTorch's."""
+    """Replace PyTorch's functions by the wrappers above."""
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         setattr(torch.UntypedStorage, name, _refuse_for_bp(getattr(torch.UntypedStorage, name)))
-    # By name: torch.nn.parallel.data_parallel is the function, not its module.
+    # Imported by name, because torch.nn.parallel.data_parallel is the function and not its module.
     data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
     for owner, name, wrap in (
         (torch.Tensor, "__dlpack_device__", _bp_dlpack_device),
-        (torch, "from_dlpack", _bp_from_dlpack(torch.Tensor.__dlpack__)),  # before that is replaced
+        (torch, "from_dlpack", _bp_from_dlpack(torch.Tensor.__dlpack__)),  # PyTorch's: the loop replaces it later
         (torch.utils.dlpack, "from_dlpack", _bp_from_dlpack(torch.Tensor.__dlpack__)),
         (torch.Tensor, "__dlpack__", _bp_dlpack),
         (torch.amp.GradScaler, "unscale_", _unscale_without_float64),

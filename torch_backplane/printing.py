@@ -1,7 +1,7 @@
-"""Printing bp tensors.
+"""Printing of bp tensors.
 
-PyTorch formats numbers with a dozen operators in float64. A device may lack float64, and where operators fall back by
-copying each of them would copy; so what is to be printed, never more than a summary, goes to the CPU first.
+PyTorch formats numbers with about a dozen float64 operators. A device may lack float64, and each operator that falls
+back copies its operands. So the elements to print (of a large tensor, a summary) are copied to the CPU first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, _tensor_str
 
 
 def install() -> None:
-    """Teach torch._tensor_str; called when torch_backplane is imported."""
+    """Patch torch._tensor_str. Called when torch_backplane is imported."""
     _tensor_str._tensor_str = _on_cpu_if_small(_tensor_str._tensor_str)
     _tensor_str.get_summarized_data = _to_cpu(_tensor_str.get_summarized_data)
 
@@ -25,7 +25,7 @@ def _is_bp(tensor: Tensor) -> bool:
 
 def _on_cpu_if_small(render: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(render)
-    def wrapper(self: Tensor, *args: Any, **kwargs: Any) -> str:  # named as PyTorch's first parameter is
+    def wrapper(self: Tensor, *args: Any, **kwargs: Any) -> str:  # `self` is PyTorch's parameter name
         small = _is_bp(self) and self.numel() <= _tensor_str.PRINT_OPTS.threshold
         return render(self.cpu() if small else self, *args, **kwargs)
 

@@ -139,7 +139,7 @@ def test_inference_mode_and_no_grad() -> None:
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     with torch.no_grad():
         assert not leaky(x, 1).requires_grad
-    with pytest.raises(RuntimeError, match="leaky has no derivative, and its argument x requires grad"):
+    with pytest.raises(RuntimeError, match="leaky has no derivative, but its argument x requires grad"):
         leaky(x, 1)
 
 
@@ -152,7 +152,7 @@ def test_a_formula_that_needs_floats_makes_them_of_integers() -> None:
 
 def test_dtypes_without_kernels_are_an_error() -> None:
     x = torch.ones(3, device=DEVICE).to(torch.float8_e5m2)
-    with pytest.raises(TypeError, match=r"leaky does not take torch\.float8_e5m2: kernels have no torch\.float8_e5m2"):
+    with pytest.raises(TypeError, match=r"leaky does not support torch\.float8_e5m2: kernels have"):
         leaky(x, 1)
 
 

@@ -210,7 +210,7 @@ def test_weight_norm_of_nothing_is_refused() -> None:
     """It ends the process on the CPU."""
     for shape in ((0,), (3, 0), (0, 3)):
         nothing = torch.zeros(shape, device=DEVICE)
-        with pytest.raises(RuntimeError, match="weight norm needs elements, and got a tensor of shape"):
+        with pytest.raises(RuntimeError, match="weight norm needs elements, but got a tensor of shape"):
             aten._weight_norm_interface(nothing, nothing, 0)
         with pytest.raises(RuntimeError, match="weight norm needs elements"):
             aten._weight_norm_interface_backward(nothing, nothing, nothing, nothing, 0)
@@ -327,5 +327,5 @@ def test_batch_norm_needs_a_dimension_of_channels() -> None:
     x, one = torch.ones(3, device=DEVICE), torch.ones((), device=DEVICE)
     with pytest.raises(ValueError, match="SmallVector"):  # PyTorch's words
         batch_norm(one, None, None, None, None, True, 0.1, 1e-5)
-    with pytest.raises(RuntimeError, match=r"an input has channels, and got one of shape \[3\]"):
+    with pytest.raises(RuntimeError, match=r"expected an input with channels, but got shape \[3\]"):
         backward(x, x, one, one, one, one, one, True, 1e-5, [True] * 3)

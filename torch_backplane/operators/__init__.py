@@ -1,6 +1,6 @@
-"""The operators that run as kernels on bp, one file for each family of ATen's native functions, under its name.
+"""The operators that run as kernels on bp: one file for each family, named like its file in aten/src/ATen/native.
 
-Importing this declares them all.
+Importing the package declares all of them.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Activation functions and their backwards."""
+"""Activation functions and their gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, Refused, check_same_dtype, operator, pointwise, run_pointwise
 from torch_backplane.planning.pointwise import type_name
 
-# Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CUDA kernels.
+# Piecewise linear functions. Comparisons are written so that NaN gives the result of PyTorch's CUDA kernels.
 
 pointwise("relu", lambda a: f.maximum(a, 0))
-# PyTorch takes it to expanded tensors, too: done again, it changes nothing.
+# Idempotent: PyTorch allows it in place on expanded tensors.
 pointwise(
     "threshold",
     lambda a, threshold, value: f.where(a <= threshold, value, a),
@@ -27,7 +27,7 @@ pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
 pointwise(
     "leaky_relu_backward",
     lambda grad, a, slope, self_is_result: f.where(a > 0.0, grad, grad * slope),
-    checks=["negative_slope >= 0 if self_is_result"],  # what was negative cannot be told from the result otherwise
+    checks=["negative_slope >= 0 if self_is_result"],  # otherwise the result does not show the sign of the input
 )
 pointwise("_prelu_kernel", lambda a, weight: f.where(a > 0.0, a, weight * a), one_dtype=["self", "weight"])
 pointwise(
@@ -39,7 +39,7 @@ pointwise(
     "hardtanh",
     lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest),
     fitting="stored",
-    checks=["min_val >= lowest(self)", "max_val >= lowest(self)"],  # no negative limits of unsigned integers
+    checks=["min_val >= lowest(self)", "max_val >= lowest(self)"],  # rejects negative limits of unsigned integers
 )
 pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a <= least) | (a >= greatest), 0.0, grad))
 
@@ -71,7 +71,7 @@ pointwise("softshrink", softshrink, fitting="stored", checks=["lambd >= 0", "lam
 pointwise("softshrink_backward", shrink_backward, fitting="stored")
 
 
-# Of exponentials
+# Functions of exponentials
 
 
 def elu(a: Expression, alpha: Expression, scale: Expression, input_scale: Expression) -> Expression:
@@ -103,7 +103,7 @@ def softplus_backward(grad: Expression, a: Expression, beta: Expression, thresho
 
 
 def log_sigmoid(a: Expression) -> tuple[Expression, Expression]:
-    """And what the backward wants to have; no exponential overflows."""
+    """The result, and the buffer for the backward function. The exponential cannot overflow."""
     buffer = f.exp(-f.absolute(a))
     return f.minimum(a, 0.0) - f.log1p(buffer), buffer
 
@@ -114,7 +114,7 @@ def log_sigmoid_backward(grad: Expression, a: Expression, buffer: Expression) ->
 
 
 def _mish_gate(a: Expression) -> tuple[Expression, Expression]:
-    """tanh(softplus(a)), and 1 minus its square, from one exponential and without cancellation."""
+    """tanh(softplus(a)) and 1 minus its square, computed from one exponential without cancellation."""
     power = f.exp(a)
     n = power * (power + 2.0)
     gate = f.where(a > 20.0, 1.0, n / (n + 2.0))
@@ -145,7 +145,7 @@ _TANH_CUBIC = 0.044715
 
 def _check_approximation(approximate: str) -> None:
     if approximate not in ("none", "tanh"):
-        raise Refused("an unknown approximation")  # for PyTorch's error
+        raise Refused("approximate is neither 'none' nor 'tanh'")
 
 
 def gelu(a: Expression, approximate: str) -> Expression:
@@ -169,29 +169,29 @@ pointwise("gelu", gelu)
 pointwise("gelu_backward", gelu_backward)
 
 
-# With noise
+# Random
 
 
 @operator("rrelu_with_noise", by_value=["lower", "upper"])
 def rrelu_with_noise(
     call: Call, self: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, generator: Any
 ) -> torch.Tensor:
-    """A slope is drawn for each element that is not positive; others have slope 1. Writes the slopes to `noise`, too.
+    """Draws a slope for each element that is not positive; other elements have slope 1. Writes the slopes to `noise`.
 
-    Without training, it is a leaky ReLU of the mean slope.
+    Without training, it is a leaky ReLU with the mean slope.
     """
     if not self.is_floating_point():
-        raise Refused("numbers that are not real")
+        raise Refused("self is not floating-point")
     if noise.shape != self.shape:
-        raise Refused("noise of another shape")
+        raise Refused("noise has another shape than self")
     if not training:
         check_same_dtype(call, self.dtype)
-    # PyTorch's kernel writes to them as if they were of self's dtype.
+    # PyTorch's kernel writes numbers of self's dtype to both.
     for given in (*call.written, noise) if training else ():
         if given.dtype != self.dtype:
             raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(given.dtype)}")
     if training and not (lower <= upper and math.isfinite(upper - lower)):
-        raise Refused("a range that is none")
+        raise Refused("lower and upper are not a finite range")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not training:
         return torch.ops.aten.leaky_relu.out(self, (lower + upper) / 2, out=out)

@@ -1,4 +1,4 @@
-"""What torch.amp.GradScaler runs on the device."""
+"""Operators of torch.amp.GradScaler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch_backplane.planning import Call, operator, run_pointwise
 
 
 def unscaled(gradient: Any, inverse: Any) -> Any:
-    """A scale of 1 leaves a gradient as it is, to the bit."""
+    """The gradient times the inverse scale. A scale of 1 leaves the gradient bitwise unchanged."""
     return f.where(inverse == 1.0, gradient, gradient * inverse)
 
 
 @operator("_amp_foreach_non_finite_check_and_unscale_", variants=False)
 def check_and_unscale(call: Call, self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """found_inf = 1 where a gradient is infinite or NaN; gradients *= inv_scale."""
+    """Sets found_inf to 1 if a gradient is infinite or NaN; multiplies the gradients by inv_scale."""
     gradients = [one for one in self if one.numel()]
     if not gradients:
         return
-    largest = [torch.linalg.vector_norm(one, float("inf")).to(torch.float32) for one in gradients]  # NaN wins
+    largest = [torch.linalg.vector_norm(one, float("inf")).to(torch.float32) for one in gradients]  # propagates NaN
     run_pointwise(
         lambda found, most: f.where(f.isfinite(most), found, 1.0),
         [found_inf],
@@ -49,7 +49,7 @@ def update_scale(
     scale_backoff_factor: Any,
     growth_interval: Any,
 ) -> torch.Tensor:
-    """The rule of torch.amp.GradScaler's documentation: back off after an overflow, grow after some steps without."""
+    """The rule in the documentation of torch.amp.GradScaler: back off after an overflow, grow after steps without."""
 
     def step(scale: Any, tracker: Any, found: Any, growth: Any, backoff: Any, interval: Any) -> tuple[Any, Any]:
         overflow, steps = found != 0.0, tracker + 1

@@ -1,7 +1,8 @@
-"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or
-where the host sees the memory of devices that do not run in lockstep by the CPU's own.
+"""Scaled dot product attention in one pass, and its gradients, for calls that csrc/aten/attention.cpp selects.
 
-Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
+Generated kernels compute it. If the host can access the device's memory and work items do not run in lockstep,
+PyTorch's CPU kernel is another candidate. PyTorch composes other calls of matrix products and a softmax, which store a
+number for each pair of query and key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torch_backplane.planning import (
 )
 from torch_backplane.planning.launch import traced
 
-_FEW = 16  # queries: kernels compute tiles of 32
+_FEW = 16  # queries; kernels compute tiles of 32 queries
 
 
 def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
@@ -58,7 +59,7 @@ ways = Candidates(
 
 
 def _operands(operands: tuning.Operands) -> tuple[list[torch.Tensor], torch.Tensor | None, bool, float]:
-    """Query, key and value, bias, whether it is causal, and the scale."""
+    """([query, key, value], bias, is_causal, scale)."""
     given = [operands.given(name) for name in ("query", "key", "value")]
     return given, operands.tensor("bias"), operands.flag("causal"), given[0].shape[3] ** -0.5
 
@@ -86,9 +87,10 @@ def _is_on_host(
     only_by_kernels: bool,
     backward: bool = False,
 ) -> bool:
-    """
+    """Whether the host computes the call.
+
     Args:
-        only_by_kernels: it has dropout, or a gradient of the bias.
+        only_by_kernels: The call has dropout or needs a gradient of the bias, which only kernels support.
     """
     if only_by_kernels or query.shape[1] != key.shape[1] or query.shape[3] != value.shape[3]:
         return False
@@ -100,7 +102,7 @@ def _is_on_host(
 
 
 def _as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
-    """Converted where a work item is a thread's, as each number is read for many rows, one after the other."""
+    """Converts to the compute dtype where work items are CPU threads, which read each number again for many rows."""
     return tensor if dialect_of(tensor.device).target.simt else tensor.to(value_dtype(tensor.dtype))
 
 
@@ -119,10 +121,10 @@ def one_pass(
     scale: float,
     kept: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The result, for each query the logarithm of what its softmax was divided by, and with dropout what it drew from.
+    """The result, the logsumexp of the scores of each query, and with dropout the random state (seed, offset).
 
     Args:
-        kept: with dropout, the chance of a weight to be kept.
+        kept: The probability that dropout keeps a weight. None without dropout.
     """
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
@@ -156,7 +158,7 @@ def one_pass_backward(
     state: torch.Tensor | None,
     wanted: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of query, key, value and bias, those that are wanted."""
+    """The gradients of query, key, value and bias that `wanted` selects."""
     if _is_on_host(query, key, value, bias, is_causal, kept is not None or wanted[3], backward=True):
         query_grad, key_grad, value_grad = map(torch.empty_like, (query, key, value))
         given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
@@ -179,7 +181,7 @@ def one_pass_backward(
     if out.dtype == logarithm.dtype:
         definition = traced(("products", out.dtype), lambda: summation(out.dtype, lambda a, b, _: a * b))
         run_reduction(definition, [inner], [grad, out], [3], key=("products", out.dtype), name="sum_of_products")
-    else:  # the result was rounded, and where gradients all but cancel that would be what is left
+    else:  # `out` was rounded: where gradients nearly cancel, mostly the rounding error would remain
         compute("inner", inner.unsqueeze(-1), saved._replace(inner=None))
     for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
         if gradient is not None:

@@ -1,4 +1,4 @@
-"""Element by element of two tensors: arithmetic, bits, comparisons, extrema, special functions; and of three."""
+"""Elementwise operators of two and three tensors: arithmetic, bits, comparisons, extrema and special functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pointwise("mul.Tensor", lambda a, b: a * b, dtypes="complex")
 
 def difference(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
     if any(one.dtype == torch.bool for one in (a, b)):
-        raise Refused("differences of bools")  # which refuses them
+        raise Refused("subtraction of bools")
     return plan_pointwise("sub", lambda a, b, alpha: a - alpha * b, call, (a, b, alpha), fitting="stored")
 
 
@@ -51,15 +51,15 @@ def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 @operator("rsub.Tensor", dtypes="complex")
 def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
     if isinstance(alpha, _C.Number) and alpha.dtype == torch.bool:
-        raise Refused("a bool for alpha")  # which refuses it; sub's meta function does, too
-    tensors = [one for one in (other, self) if isinstance(one, torch.Tensor)]  # in the order of the difference
+        raise Refused("alpha is a bool")  # sub's meta function refuses it, too
+    tensors = [one for one in (other, self) if isinstance(one, torch.Tensor)]  # in the order of other - self
     (result,) = call.meta(call.functional)
     call.outputs(like=[elementwise_result(tensors, result.dtype)], elementwise=True)
     return difference(call, other, self, alpha)
 
 
 def add_relu(a: Expression, b: Expression, alpha: Expression) -> Expression:
-    """As in PyTorch, the sum between zero and the greatest number, so never infinite."""
+    """The sum, clamped to zero and, as in PyTorch, to the largest finite number."""
     total = a + alpha * b
     if not f.is_float(total):
         return f.maximum(total, 0)
@@ -68,13 +68,13 @@ def add_relu(a: Expression, b: Expression, alpha: Expression) -> Expression:
 
 def _check_add_relu(*dtypes: torch.dtype) -> None:
     if any((dtype.itemsize == 2 and dtype.is_floating_point) or dtype == torch.bool for dtype in dtypes):
-        raise Refused("a dtype that PyTorch refuses")
+        raise Refused("_add_relu of float16, bfloat16 or bool")
 
 
 @operator("_add_relu.Tensor")
 def add_relu_tensor(call: Call, self: torch.Tensor, other: torch.Tensor, alpha: Any) -> torch.Tensor:
     _check_add_relu(torch.result_type(self, other))
-    call.outputs(like=call.meta(call.functional))  # there is no meta kernel of the form with `out=`
+    call.outputs(like=call.meta(call.functional))  # the out= variant has no meta kernel
     return plan_pointwise("_add_relu", add_relu, call, (self, other, alpha))
 
 
@@ -82,10 +82,10 @@ def add_relu_tensor(call: Call, self: torch.Tensor, other: torch.Tensor, alpha: 
 def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number) -> torch.Tensor:
     _check_add_relu(self.dtype)
     if not self.is_floating_point() and (other.dtype.is_floating_point or alpha.dtype.is_floating_point):
-        raise Refused("a float among integers")
+        raise Refused("a floating-point number with an integer tensor")
     (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
     dtype = value_dtype(self.dtype)
-    scalars = [(other, dtype), (alpha.fitting(self.dtype), dtype)]  # PyTorch makes a tensor of `other`
+    scalars = [(other, dtype), (alpha.fitting(self.dtype), dtype)]  # PyTorch makes `other` a tensor, unchecked
     run_pointwise(add_relu, [out], [self], scalars, key="_add_relu", name="add_relu")
     return out
 
@@ -94,7 +94,7 @@ def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number
 
 
 def rounded(number: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A number as a tensor of float16 or bfloat16, for operators in which PyTorch makes it one before it computes."""
+    """Rounds a number to float16 or bfloat16 by storing it, as PyTorch does before it computes some operators."""
     if not isinstance(number, Number) or dtype not in (torch.float16, torch.bfloat16):
         return number
     tensor = torch.empty((), dtype=dtype, device=device)
@@ -105,7 +105,7 @@ def rounded(number: Any, dtype: torch.dtype, device: torch.device) -> Any:
 def divide(
     a: Expression, b: Expression, rounding_mode: str | None = "floor", stored: torch.dtype = torch.float32
 ) -> Expression:
-    """`stored`: float16 or bfloat16, if both are tensors that become that: each step is rounded to it, as PyTorch's."""
+    """The quotient. If `stored` is float16 or bfloat16, each step is rounded to it, as in PyTorch for two tensors."""
     if rounding_mode is None:
         return a / b
     return (f.trunc_divide_in_steps if rounding_mode == "trunc" else f.floor_divide_in_steps)(a, b, stored)
@@ -115,19 +115,19 @@ pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")
 
 
 def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None:
-    """A pointwise operator whose second argument divides; of integers, zeros among the divisors are an error."""
+    """Declares a pointwise operator that divides by its second argument. An integer divisor of zero is an error."""
 
     @operator(name)
     def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
         runtime.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
         (result,) = call.meta(call.functional)
         if result.dtype.is_complex:
-            raise Refused("a quotient of complex numbers that is rounded")
+            raise Refused("rounding division of complex numbers")
         if name == "floor_divide" and call.overload is call.functional:
-            # Its meta function is composed of others, which lay a result out otherwise than the iterator does.
+            # Its meta function is a composition that gives other strides than TensorIterator.
             call.outputs(like=call.meta(torch.ops.aten.remainder.Tensor), elementwise=True)
         if not result.dtype.is_floating_point and result.numel():
-            # Before the result is written, which may be where the divisor is.
+            # Checked before the result is written, which can overwrite the divisor.
             called, words = name.partition(".")[0], error_words(call.device)
             run_template(check_divisors, call.device, b, result.dtype, words, called, name=called)
         a = rounded(a, result.dtype, call.device)
@@ -142,19 +142,19 @@ def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None
 quotient("div.Tensor_mode", divide)
 quotient("floor_divide", divide)
 quotient("remainder.Tensor", f.remainder)
-quotient("remainder.Scalar_Tensor", f.remainder, fitting="any")  # PyTorch makes a tensor of the number
+quotient("remainder.Scalar_Tensor", f.remainder, fitting="any")  # PyTorch converts the number to a tensor
 quotient("fmod.Tensor", f.fmod)
 
 
 def gcd(a: Expression, b: Expression) -> Expression:
-    """Of integers only, as PyTorch's."""
+    """Greatest common divisor, of integers only as in PyTorch."""
     if a.dtype == torch.bool or a.dtype.is_floating_point:
         raise TypeError(f"gcd of {a.dtype}".replace("torch.", ""))
     return f.gcd(a, b)
 
 
 def lcm(a: Expression, b: Expression) -> Expression:
-    """In C's int at least, as in PyTorch, where what is beyond narrower dtypes wraps after its sign is gone."""
+    """Least common multiple, in C's int at least: as in PyTorch, narrower dtypes wrap after the absolute value."""
     wide = torch.int32 if a.dtype.itemsize < 4 else a.dtype
     return f.absolute(f.trunc_divide(a, gcd(a, b)).to(wide) * b.to(wide)).to(a.dtype)
 
@@ -163,7 +163,7 @@ pointwise("gcd", gcd)
 pointwise("lcm", lcm)
 
 
-# Signs, exponents and neighbours
+# Signs, exponents and adjacent numbers
 
 
 def heaviside(a: Expression, at_zero: Expression) -> Expression:
@@ -171,7 +171,7 @@ def heaviside(a: Expression, at_zero: Expression) -> Expression:
 
 
 def full(a: Expression, value: int) -> Expression:
-    """A number as a's dtype, which may be bool."""
+    """A constant of a's dtype, which can be bool."""
     return f.full_like(a, bool(value) if a.dtype == torch.bool else value)
 
 
@@ -180,7 +180,7 @@ pointwise("heaviside", heaviside)
 
 @operator("copysign.Tensor")
 def copysign(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Of tensors of the device alone, other than pointwise operators: its meta kernel refuses those of the CPU."""
+    """Takes device tensors only, unlike pointwise operators: the meta kernel rejects zero-dimensional CPU tensors."""
     return plan_pointwise("copysign.Tensor", f.copysign, call, (self, other))
 
 
@@ -188,22 +188,22 @@ pointwise("hypot", f.hypot)
 
 
 def scaled(a: Expression, exponent: Expression) -> Expression:
-    """a · 2^exponent, rounded once. The exponent is C's int, as in PyTorch's kernels, to which wider ones wrap."""
+    """a · 2^exponent, rounded once. As in PyTorch's kernels, the exponent is C's int, and wider exponents wrap."""
     wide = a.dtype == torch.float64
     digits, greatest, bits = (52, 1023, torch.int64) if wide else (23, 127, torch.int32)
     fraction = 1 << digits
-    # A number in [1, 2) with a's sign, and the exponent that it lacks. Below the least normal number a is made larger.
+    # Splits a into a significand in [1, 2) with a's sign, and an exponent. Subnormal numbers are scaled up first.
     small = f.absolute(a) < 2.0 ** (1 - greatest)
     normal = f.where(small, a * float(fraction), a)
     pattern = normal.view(bits)
     own = ((pattern >> digits) & (2 * greatest + 1)) - greatest
     own = f.where(small, own - digits, own)
     significand = ((pattern & ~((2 * greatest + 1) << digits)) | (greatest << digits)).view(a.dtype)
-    # In two steps, of which the first one is exact. Beyond these bounds results are 0 or infinite as they are at them.
+    # Multiplies in two steps, of which the first is exact. At the bounds of the exponent, results are 0 or infinite.
     asked = exponent.to(torch.int32)
     if exponent.dtype.itemsize >= 4:
-        # The sum of two exponents may be beyond int32, so bounds come first. Shorter ones go without: LLVM 15, which
-        # compiles for Mesa, is wrong about bounds of an int8 made int32, or ends the process.
+        # Clamped, because the sum of two exponents can overflow int32. Narrower exponents need no clamp, and LLVM 15,
+        # which Mesa uses, miscompiles a clamp of an int8 that was converted to int32, or aborts the process.
         asked = f.maximum(f.minimum(asked, 4 * greatest), -4 * greatest)
     asked = asked.to(bits)
     total = f.maximum(f.minimum(own + asked, 2 * greatest), -greatest - digits - 3)
@@ -218,10 +218,10 @@ def scaled(a: Expression, exponent: Expression) -> Expression:
 
 @operator("ldexp.Tensor", dtypes="complex")
 def ldexp(call: Call, self: Any, other: torch.Tensor) -> torch.Tensor:
-    """Exact by whole exponents; by others as PyTorch composes it of operators, where the power has its own dtype."""
+    """Exact for integer exponents. Others follow PyTorch's composition, in which the power has its own dtype."""
     if self.dtype.is_floating_point and not (other.is_floating_point() or other.is_complex()):
         return plan_pointwise("ldexp", scaled, call, (self, other), compute="inputs")
-    if self.dtype == torch.float64 or self.dtype.is_complex:  # a tensor without dimensions of this dtype is the base
+    if self.dtype == torch.float64 or self.dtype.is_complex:  # PyTorch's base 2 is a 0-dim tensor of this dtype
         other = other.to(torch.result_type(torch.empty((), dtype=self.dtype, device="meta"), other))
         check_supported(other.dtype)
     power = torch.pow(2.0, other)
@@ -232,7 +232,7 @@ def ldexp(call: Call, self: Any, other: torch.Tensor) -> torch.Tensor:
 
 
 def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expression:
-    """nextafter of floats of 16 bits, as int32 of their bits, the greatest finite one below `infinity`."""
+    """nextafter of 16-bit floats as bit patterns in int32; `infinity` is the bit pattern of infinity."""
 
     def ordered(bits: Expression) -> Expression:
         magnitude = bits & 0x7FFF
@@ -240,7 +240,7 @@ def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expressi
 
     a, b = ordered(bits), ordered(towards)
     moved = a + f.where(b > a, f.full_like(a, 1), -1)
-    # Between the zeros there is no step: from zero the sign is that of the direction.
+    # Both zeros are one position: a step from zero takes the sign of its direction, a step up to zero gives -0.
     result = f.where(moved < 0, -moved | 0x8000, f.where((moved == 0) & (a < 0), f.full_like(a, 0x8000), moved))
     result = f.where(a == b, towards, result)
     nan_a, nan_b = (bits & 0x7FFF) > infinity, (towards & 0x7FFF) > infinity
@@ -249,7 +249,7 @@ def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expressi
 
 @operator("nextafter")
 def nextafter(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Of the stored dtype, which formulas do not see: float16 and bfloat16 are taken as their bits."""
+    """The next number of the stored dtype. Formulas see float16 and bfloat16 as float32, so they are passed as bits."""
     (out,) = call.outputs()
     if out.dtype not in (torch.float16, torch.bfloat16):
         run_pointwise(f.nextafter, [out], [self, other], compute=out.dtype, key="nextafter", name="nextafter")
@@ -290,7 +290,7 @@ pointwise("bitwise_xor.Tensor", lambda a, b: a ^ b)
 pointwise("bitwise_left_shift.Tensor", lambda a, b: a << b)
 pointwise("bitwise_right_shift.Tensor", lambda a, b: a >> b)
 
-# Python's << and >>, and <<= and >>=.
+# Python's operators <<, >>, <<= and >>=.
 for overload in ("Tensor", "Scalar"):
     for name in ("__lshift__", "__ilshift__"):
         pointwise(f"{name}.{overload}", lambda a, b: a << b, fitting="any")
@@ -377,7 +377,7 @@ def logit_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, ep
     return plan_pointwise("logit_backward", _logit_backward, call, (grad_output, self, *ends(eps)))
 
 
-# Of three tensors
+# Operators of three tensors
 
 pointwise("addcmul", lambda a, b, c, value: a + value * b * c, dtypes="complex")
 pointwise("addcdiv", lambda a, b, c, value: a + value * b / c, dtypes="complex")

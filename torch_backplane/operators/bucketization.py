@@ -1,4 +1,4 @@
-"""Places in sorted sequences: searchsorted, bucketize."""
+"""Positions in sorted sequences: searchsorted and bucketize."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_backplane.planning import (
     run_pointwise,
 )
 
-# In the order of NaN: no comparison with it holds.
+# The comparison is negated, as in PyTorch, because comparisons with NaN are false.
 _SEARCH = """
   $value
   const index_t row = item / columns * size * many;
@@ -37,20 +37,20 @@ _SEARCH = """
 
 
 def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool, sorter: Any = None) -> torch.Tensor:
-    """out: for each value, how many boundaries are less than it (or as great, if `right`).
+    """Writes to `out`, for each value, the number of boundaries less than it (`right`: less than or equal to it).
 
     Args:
-        boundaries: of one dimension, for all values, or a sorted row for each row of values.
-        values: a tensor of out's shape, or a number.
-        sorter: the order of each row, int64.
+        boundaries: A sorted vector for all values, or a sorted row for each row of values.
+        values: A tensor of out's shape, or a number.
+        sorter: The indices that sort each row, int64.
     """
     dtype = boundaries.dtype
     if isinstance(values, torch.Tensor) and values.dtype != dtype:
-        raise RunOnCPU("values and boundaries of two dtypes")
+        raise RunOnCPU("values and boundaries have different dtypes")
     if isinstance(values, Number) and values.dtype.is_floating_point and not dtype.is_floating_point:
-        raise Refused("a float among integers")
+        raise Refused("a floating-point number with integer boundaries")
     if isinstance(values, Number) and dtype == torch.bool and values.dtype != dtype:
-        raise RunOnCPU("a number among bools, which are compared as its dtype")
+        raise RunOnCPU("a number with bool boundaries, which are compared in the number's dtype")
     if out.numel() == 0:
         return out
     is_tensor = isinstance(values, torch.Tensor)
@@ -84,7 +84,7 @@ def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool
 
 
 def _checked(sorter: torch.Tensor, size: int) -> torch.Tensor:
-    """The order with every place within the row, contiguous; one that is not is reported."""
+    """The sorter, contiguous and with indices clamped to the row. Reports indices out of range as an error."""
     places = torch.empty(sorter.shape, dtype=sorter.dtype, device=sorter.device)
     within = torch.empty(sorter.shape, dtype=torch.float32, device=sorter.device)
 
@@ -102,15 +102,15 @@ def searchsorted(
     call: Call, sorted_sequence: torch.Tensor, self: Any, out_int32: bool, right: bool, side: str | None, sorter: Any
 ) -> torch.Tensor:
     if side not in (None, "left", "right") or (side == "left" and right):
-        raise Refused("a side that is none")
+        raise Refused("side is unknown or contradicts right")
     shape = sorted_sequence.shape
-    # Rows of boundaries take as many rows of values.
+    # Rows of boundaries need the same number of rows of values.
     if not shape or (len(shape) > 1 and not (isinstance(self, torch.Tensor) and self.dim() == len(shape))):
-        raise Refused("boundaries without dimensions, or rows of them for a number")
+        raise Refused("boundaries are zero-dimensional, or values have another number of dimensions")
     if len(shape) > 1 and self.shape[:-1] != shape[:-1]:
-        raise Refused("rows of values and of boundaries that do not belong together")
+        raise Refused("rows of values do not match rows of boundaries")
     if sorter is not None and (sorter.shape != sorted_sequence.shape or sorter.dtype != torch.int64):
-        raise Refused("an order of other boundaries, or of another dtype")
+        raise Refused("sorter is not int64 of the boundaries' shape")
     check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, sorted_sequence, self, right or side == "right", sorter)
@@ -119,7 +119,7 @@ def searchsorted(
 @operator("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(call: Call, self: Any, boundaries: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
     if boundaries.dim() != 1:
-        raise Refused("boundaries that are no vector")
+        raise Refused("boundaries are not one-dimensional")
     check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, boundaries, self, right)

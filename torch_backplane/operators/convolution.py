@@ -1,11 +1,13 @@
-"""Convolution of 1 to 3 dimensions, as a matrix product of the weight and patches of the image.
+"""Convolution in 1 to 3 dimensions, as a matrix product of the weight and patches of the image (im2col).
 
-Everything comes to three steps; a transposed convolution is the backward of another one, so it uses the same.
-Where work items run in lockstep, products read the image itself, where a patch would have it
-(`kernels/templates/convolution.py`), but for the gradient of the image where windows are more than one place apart.
-Elsewhere patches are in memory; those of a large batch are made for some of its images at a time. Windows of 3 × 3
-may also be computed by Winograd's way (`kernels/templates/winograd.py`), which tuning tries. Where the host sees the
-device's memory, and PyTorch has oneDNN's kernels for the dtype, the host may compute all of it.
+Three functions compute everything: `_correlate`, `_spread` (gradient of the image) and `_weight_grad`. A transposed
+convolution is the gradient of another convolution, so it uses the same functions.
+
+- Where work items run in lockstep, products read patches directly from the image (`kernels/templates/convolution.py`),
+  except in the gradient of the image with a stride above 1.
+- Elsewhere, patches are stored in memory, for a part of a large batch at a time.
+- Tuning also tries Winograd's algorithm (`kernels/templates/winograd.py`) for 3 × 3 windows.
+- PyTorch's CPU kernels are a candidate if the host can access the device's memory and oneDNN supports the dtype.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from torch_backplane.planning import (
     workspace,
 )
 
-_MOST_PATCHES = 64 << 20  # bytes, unless the workspace is smaller
+_MOST_PATCHES = 64 << 20  # bytes; a smaller workspace limits patches further
 
-# Those that oneDNN takes everywhere. In others PyTorch has loops of its own, often slower than kernels.
+# The dtypes that oneDNN supports on every CPU. For others PyTorch uses plain loops, often slower than our kernels.
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -58,13 +60,13 @@ def convolution(
 ) -> torch.Tensor:
     _check(self, weight, bias)
     if min(dilation) <= 0:
-        raise RunOnCPU("no dilation")  # which PyTorch's kernel refuses
+        raise RunOnCPU("dilation is not positive")  # PyTorch's kernel raises the error
     if transposed and any(size >= max(steps) for size, *steps in zip(output_padding, stride, dilation, strict=False)):
-        raise RunOnCPU("output padding that is no smaller than stride and dilation")  # likewise
+        raise RunOnCPU("output padding is not smaller than stride or dilation")  # likewise
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
     if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
-        raise RunOnCPU("a result without places or channels")
+        raise RunOnCPU("a transposed convolution with an empty result or an empty weight")
     layout = _layout(self, weight)
     operands = {"input": self, "weight": weight, "bias": bias}
     library, form = "", ""
@@ -108,9 +110,9 @@ def convolution_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     _check(self, weight, None)
     settings = (stride, padding, dilation, transposed, output_padding, groups)
-    torch._check(min(dilation) > 0, lambda: f"expected dilations greater than zero, and got {list(dilation)}")
+    torch._check(min(dilation) > 0, lambda: f"expected dilations greater than zero, but got {list(dilation)}")
     wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
-    torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
+    torch._check(grad.shape == wanted, lambda: f"expected a gradient of {list(wanted)}, but got {list(grad.shape)}")
     layout = _layout(self, weight)
     operands = {"grad": grad, "input": self, "weight": weight}
     library, form = "", ""
@@ -155,17 +157,17 @@ def convolution_backward(
 
 def _host_refuses(self: torch.Tensor) -> str | None:
     if self.dtype not in _ONEDNN_DTYPES or not torch.backends.mkldnn.is_available():
-        return f"has no {self.dtype} in oneDNN".replace("torch.", "")
+        return f"does not support {self.dtype} in oneDNN".replace("torch.", "")
     return host_refuses(self)
 
 
 def _forms(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sequence[str]:
-    """Of convolutions and their gradients, beside the usual one."""
+    """Alternative forms of the generated kernels."""
     return [_WINOGRAD] if winograd.takes(w.window, w.stride, w.dilation) else []
 
 
 def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
-    """Bytes of what kernels keep of one image."""
+    """Bytes of intermediate results that kernels need for one image."""
     dtype = value_dtype(self.dtype)
     of_values, of_group = weight.shape[0], weight.shape[1]
     if form == _WINOGRAD:
@@ -207,8 +209,8 @@ def _choose(
     sides: tuple[torch.Tensor, torch.Tensor],
     mask: Sequence[bool] = (),
 ) -> tuple[str, str]:
-    """The library that computes it, and the form of it, "" for the usual one. `sides` are shaped like the image and the
-    values of windows.
+    """The library that computes the call, and its form ("" for the default one). `sides` are tensors of the shapes of
+    the image and of the values.
     """
     input, weight = operands["input"], operands["weight"]
     assert input is not None
@@ -222,7 +224,7 @@ def _choose(
 
 
 def _settings(operands: tuning.Operands) -> tuple[Any, ...]:
-    """As `_on_host` was given them."""
+    """The settings of a convolution, in the order of its arguments."""
     stride, padding, dilation, transposed, padded, groups = (operands.integers(name) for name in _SETTINGS)
     return stride, padding, dilation, bool(transposed[0]), padded, groups[0]
 
@@ -241,8 +243,8 @@ def _trial_backward(operands: tuning.Operands) -> Callable[[], tuple[torch.Tenso
 
 
 def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """The memory format of the results: channels last where either operand has it, as in PyTorch. What is computed with
-    is contiguous all the same."""
+    """The memory format of the results: channels last if either operand has it, as in PyTorch. Generated kernels still
+    compute on contiguous tensors."""
     asked = (suggest_memory_format(self), suggest_memory_format(weight))
     return next((layout for layout in asked if layout != torch.contiguous_format), torch.contiguous_format)
 
@@ -250,7 +252,7 @@ def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
 def _check(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     others = [one.dtype for one in (weight, bias) if one is not None]
     if set(others) != {self.dtype} or not self.is_floating_point():
-        raise RunOnCPU(f"{self.dtype} with a weight or bias of {others}".replace("torch.", ""))
+        raise RunOnCPU(f"an input of {self.dtype} with weight and bias of {others}".replace("torch.", ""))
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -281,14 +283,14 @@ def _windows(
 
 
 def _chunks(image: torch.Tensor, windows: Windows, dtype: torch.dtype) -> Iterator[slice]:
-    """Parts of the batch whose patches of `dtype` are not too large; one of them unless the batch is."""
+    """Slices of the batch whose patches of `dtype` stay below the limit; one slice for a small batch."""
     batch, channels = image.shape[:2]
     of_one = channels * math.prod(windows.window) * math.prod(windows.places) * dtype.itemsize
     return _parts(batch, 0 if windows.trivial else of_one)
 
 
 def _parts(batch: int, of_one: int, of_all: int = 0) -> Iterator[slice]:
-    """Parts of a batch, of which each image takes so many bytes of the workspace, and all together `of_all`."""
+    """Slices of a batch that fit the workspace, if each image takes `of_one` bytes, and all of them `of_all` more."""
     limit = workspace()
     most = _MOST_PATCHES if limit is None else min(limit - of_all, _MOST_PATCHES)
     step = max(1, min(batch, most // of_one)) if of_one else batch
@@ -296,7 +298,7 @@ def _parts(batch: int, of_one: int, of_all: int = 0) -> Iterator[slice]:
 
 
 def _patches(image: torch.Tensor, windows: Windows, *, rows_first: bool = False) -> torch.Tensor:
-    """(batch, rows, columns); in memory the rows come first if asked for."""
+    """The patches as (batch, rows, columns). With `rows_first`, they are stored as (rows, batch, columns)."""
     batch, channels = image.shape[:2]
     columns = math.prod(windows.places)
     if windows.trivial and not rows_first:
@@ -315,12 +317,12 @@ def _grouped(values: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _matrix(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """(channels of values, channels of a group of the image, *window) as (groups, one, rows of patches)."""
+    """The weight (channels of values, …) as (groups, channels of values in a group, rows of patches)."""
     return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
 def _gathers(out: torch.Tensor) -> bool:
-    """Whether products read images in place of patches."""
+    """Whether products read patches directly from images."""
     return not on_host(out) and can_gather(dialect_of(out.device), out.dtype)
 
 
@@ -360,7 +362,7 @@ def _correlate(
         patches = _grouped(_patches(image[part], w), groups)
         added = None if bias is None else bias.view(1, groups, -1, 1).expand(out.shape)
         product(out, matrix.expand(out.shape[0], *matrix.shape), patches, added, 1)
-        del patches  # before the next ones are made; likewise below
+        del patches  # frees them before the next ones are allocated; likewise below
 
 
 def _spread(
@@ -372,8 +374,8 @@ def _spread(
     w: Windows,
     form: str,
 ) -> None:
-    """image = bias + the sum of the patches weightᵀ × values, each in its place. Half precision is added up in
-    float32, as sums of rounded ones would be twenty times as far off."""
+    """image = bias + the sum of the patches weightᵀ × values at their positions. Half precision is summed in float32:
+    sums of rounded patches have errors 20 times as large."""
     if form == _WINOGRAD:
         _by_winograd(image, values, weight, bias, groups, w.turned(), of_image=True)
         return
@@ -402,8 +404,8 @@ def _by_winograd(
     *,
     of_image: bool = False,
 ) -> None:
-    """out = weight × patches of the image + bias; `of_image` takes the weight for the image's gradient. Numbers between
-    the steps are as exact as sums are."""
+    """out = weight × patches of the image + bias. `of_image` uses the weight as for the gradient of the image.
+    Intermediate results have the dtype of sums."""
     rows, depth, places = out.shape[1] // groups, image.shape[1] // groups, math.prod(winograd.tiles(w))
     points, dtype = winograd.POINTS * groups, value_dtype(out.dtype)
     weights = out.new_empty(points, rows, depth, dtype=dtype)
@@ -421,14 +423,14 @@ def _by_winograd(
 
 
 def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:
-    """The sum over the batch of values × patchesᵀ: one product whose depth is all places of all images."""
+    """The sum over the batch of values × patchesᵀ: one product that sums over all positions of all images."""
     if _gathers(weight_grad):
         channels, of_group, *window = weight_grad.shape
         results = weight_grad.view(groups, channels // groups, of_group, math.prod(window))
         sums = of_weight(weight_grad, values, image, groups, w)
         _gather(weight_grad, values, image, sums, results, None)
         return
-    # What the parts of a large batch come to is added up in float32.
+    # The results of several slices of the batch are summed in float32 (float64 for float64).
     parts = list(_chunks(image, w, image.dtype))
     total = weight_grad if len(parts) == 1 else torch.zeros_like(weight_grad, dtype=value_dtype(weight_grad.dtype))
     of_part = weight_grad if len(parts) == 1 else torch.empty_like(weight_grad)

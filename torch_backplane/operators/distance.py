@@ -1,4 +1,4 @@
-"""Distances between the rows of matrices: torch.cdist and pdist, with backward."""
+"""Distances between rows of matrices: torch.cdist, torch.pdist and their gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_kernel, runtime
 
-# For each order of the norm: the statement that adds a difference, and what the distance is in the end; the derivative
-# of a distance by a difference; and when that is zero whatever it is multiplied with.
+# For each order of the norm: the statement that adds a difference; the final distance; the derivative of a distance
+# with respect to a difference; and the condition under which a difference has no gradient, even for infinite factors.
 _ORDERS = {
     0.0: ("ADD(total, (value_t)(difference != 0))", "TOTAL(total)", "0", "1"),
     1.0: ("ADD(total, fabs(difference))", "TOTAL(total)", "direction", "0"),
@@ -55,10 +55,10 @@ store_out(item, TOTAL(sum));
 
 
 def _check(*tensors: torch.Tensor) -> None:
-    """Leaves to the CPU what PyTorch refuses."""
+    """Refuses dtypes that PyTorch refuses."""
     dtype = tensors[0].dtype
     if dtype not in (torch.float32, torch.float64) or any(tensor.dtype != dtype for tensor in tensors):
-        raise Refused("numbers other than float32 or float64")
+        raise Refused("tensors are not all float32 or all float64")
 
 
 def _run(
@@ -89,7 +89,7 @@ def _run(
 def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
     _check(x1, x2)
     if p < 0 or compute_mode not in (None, 0, 1, 2):
-        raise Refused("a norm or a way of computing that is none")
+        raise Refused("p is negative or compute_mode is unknown")
     (out,) = call.outputs()
     _run("cdist", _FORWARD, p, out, x1, x2)
     return out
@@ -99,12 +99,12 @@ def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, com
 def _cdist_backward(
     call: Call, grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x1, expanded to the batches of both."""
+    """The gradient of x1, with the broadcast batch dimensions of x1 and x2."""
     _check(grad, x1, x2, cdist)
     ranks = x1.dim(), x2.dim()
     torch._check(min(ranks) > 1, lambda: f"cdist only supports at least 2D tensors, not of {ranks} dimensions")
     batch = runtime.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    if not x1.numel() or not x2.numel():  # not expanded then
+    if not x1.numel() or not x2.numel():  # PyTorch does not expand the batch then
         (out,) = call.outputs(like=[torch.empty(x1.shape, dtype=x1.dtype, device="meta")])
         return out.zero_()
     shape = (*batch, *x1.shape[-2:])
@@ -115,7 +115,7 @@ def _cdist_backward(
 
 
 def _pairs(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows and columns of the distances that pdist keeps, in its order."""
+    """The row and column indices of the distances that pdist returns, in its order."""
     rows, columns = torch.triu_indices(len(self), len(self), 1, device=self.device)
     return rows, columns
 
@@ -124,7 +124,7 @@ def _pairs(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
     _check(self)
     if self.dim() != 2 or p < 0:
-        raise Refused("other than a matrix, or a norm that is none")
+        raise Refused("self is not two-dimensional or p is negative")
     pairs = len(self) * (len(self) - 1) // 2
     (out,) = call.outputs(like=[torch.empty(pairs, dtype=self.dtype, device="meta")])
     if out.numel():
@@ -136,7 +136,7 @@ def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
 def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
     _check(grad, self, pdist)
     if self.dim() != 2 or not grad.dim():
-        raise Refused("other than a matrix, or gradients that are no vector")
+        raise Refused("self is not two-dimensional or grad is zero-dimensional")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not pdist.numel() or not out.numel():
         return out.zero_()

@@ -1,4 +1,4 @@
-"""Random numbers: fills, of which PyTorch makes rand, randn, randint and the like, normal, bernoulli, multinomial."""
+"""Random numbers: in-place fills (on which PyTorch builds rand, randn, …), normal, bernoulli and multinomial."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch_backplane.planning import (
     runtime,
 )
 
-# Every integer up to this one is a number of the dtype.
+# All integers up to this one are exact in the dtype.
 EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
 
 
@@ -42,14 +42,14 @@ def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) ->
 
 @operator("uniform_", variants=False)
 def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator: Any) -> torch.Tensor:
-    check(self.is_floating_point(), "a dtype that is not floating-point")
+    check(self.is_floating_point(), "self is not floating-point")
     least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
-    check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
+    check(least <= low <= high <= greatest and high - low <= greatest, "the range is invalid or exceeds the dtype's")
     return _fill(self, fill, "uniform", low, high, least_as(high, self.dtype))
 
 
 def least_as(number: float, dtype: torch.dtype) -> float:
-    """The least number, of those that kernels compute with, that is `number` or more in memory of `dtype`."""
+    """The least number of the compute dtype that is at least `number` when it is stored as `dtype`."""
     stored = torch.tensor(number, dtype=dtype)
     if value_dtype(dtype) == dtype:
         return stored.item()
@@ -62,30 +62,30 @@ def least_as(number: float, dtype: torch.dtype) -> float:
 
 @operator("normal_", variants=False, dtypes="complex")
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
-    check(std >= 0, "a negative standard deviation")
+    check(std >= 0, "std is negative")
     if self.is_complex():
-        # Each part has half of the variance, and the mean is a real number.
+        # Each part has half of the variance. The mean is a real number.
         torch.view_as_real(self).normal_(0.0, std / math.sqrt(2), generator=generator)
         return self.add_(mean) if mean else self
-    check(self.is_floating_point(), "integers")
+    check(self.is_floating_point(), "self is an integer tensor")
     return _fill(self, fill, "normal", mean, std)
 
 
 def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
-    """mean + std * noise, each a tensor or a number."""
+    """mean + std * noise. `mean` and `std` are tensors or numbers."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     runtime.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
-    if call.name == "aten::normal.Tensor_float_out":  # which the CPU does not resize
-        check(call.arguments[-1].shape == runtime.broadcast_shapes(*shapes), "a result of another shape")
-    check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
+    if call.name == "aten::normal.Tensor_float_out":  # the CPU kernel does not resize `out`
+        check(call.arguments[-1].shape == runtime.broadcast_shapes(*shapes), "out has another shape than the result")
+    check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "mean is bool")
     asked = (mean if isinstance(mean, torch.Tensor) else std).dtype
-    check(asked.is_floating_point or bool(call.written), "integers")
+    check(asked.is_floating_point or bool(call.written), "mean or std is an integer tensor")
     if asked.is_floating_point:
-        # Of the means' dtype, or the deviations' where means are a number, whatever the meta function says.
+        # The dtype of mean, or of std if mean is a number, regardless of the meta function.
         (out,) = call.outputs(like=[torch.empty(runtime.broadcast_shapes(*shapes), dtype=asked, device="meta")])
     else:
         (out,) = call.outputs(contiguous=True)
-    check(out.is_floating_point(), "complex numbers")
+    check(out.is_floating_point(), "the result is not floating-point")
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
     dtype = value_dtype(out.dtype)
@@ -110,7 +110,7 @@ def normal(call: Call, mean: torch.Tensor, std: torch.Tensor, generator: Any) ->
 
 @operator("normal.Tensor_float")
 def normal_of_means(call: Call, mean: torch.Tensor, std: float, generator: Any) -> torch.Tensor:
-    check(std >= 0, "a negative standard deviation")
+    check(std >= 0, "std is negative")
     return _scaled_noise(call, mean, std, generator)
 
 
@@ -121,13 +121,13 @@ def normal_of_deviations(call: Call, mean: Any, std: torch.Tensor, generator: An
 
 @operator("log_normal_", variants=False)
 def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
-    check(self.is_floating_point() and std > 0, "a standard deviation that is not positive")
+    check(self.is_floating_point() and std > 0, "self is not floating-point, or std is not positive")
     return _fill(self, fill, "log_normal", mean, std)
 
 
 @operator("exponential_", variants=False)
 def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
-    check(self.is_floating_point() and rate > 0, "a rate that is not positive")
+    check(self.is_floating_point() and rate > 0, "self is not floating-point, or lambd is not positive")
     if rate > torch.finfo(value_dtype(self.dtype)).max:
         return _fill(self, fill, "exponential", math.inf, 0.0)
     return _fill(self, fill, "exponential", rate, torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps)
@@ -135,33 +135,33 @@ def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) ->
 
 @operator("cauchy_", variants=False)
 def cauchy_(call: Call, self: torch.Tensor, median: float, scale: float, generator: Any) -> torch.Tensor:
-    check(self.is_floating_point() and scale > 0, "a scale that is not positive")
+    check(self.is_floating_point() and scale > 0, "self is not floating-point, or sigma is not positive")
     return _fill(self, fill, "cauchy", median, scale)
 
 
 @operator("geometric_", variants=False)
 def geometric_(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
-    check(0 < chance < 1, "a chance out of (0, 1)")
+    check(0 < chance < 1, "p is not in (0, 1)")
     return _fill(self, fill, "geometric", chance)
 
 
 @operator("bernoulli_.float", variants=False)
 def bernoulli_float(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
-    check(0 <= chance <= 1, "a chance out of [0, 1]")
+    check(0 <= chance <= 1, "p is not in [0, 1]")
     return _fill(self, fill, "bernoulli", chance)
 
 
 @operator("bernoulli_.Tensor", variants=False)
 def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, generator: Any) -> torch.Tensor:
-    check(chance.device == self.device and chance.is_floating_point(), "chances that are none, or on another device")
+    check(chance.device == self.device and chance.is_floating_point(), "p is on another device or not floating-point")
     _expect_chances(chance)
     return _fill(self, fill, "bernoulli_each", chance=chance.expand(self.shape).contiguous())
 
 
 @operator("bernoulli")
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
-    """A result that is given may be of any dtype."""
-    check(self.is_floating_point(), "chances that are none")
+    """`out=` can have any dtype."""
+    check(self.is_floating_point(), "self is not floating-point")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     runtime.check_overlaps(call.written, [self])
     _expect_chances(self)
@@ -189,29 +189,32 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
     if to is None:
         to = (EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]) + 1
     least, greatest = (-EXACT[self.dtype], EXACT[self.dtype]) if self.dtype in EXACT else integer_range(self.dtype)
-    check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
+    check(start < to and least <= start and to - 1 <= greatest, "the range is empty or exceeds the dtype's")
     return _fill(self, fill_integers, start, to - start)
 
 
 @operator("multinomial")
 def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
-    """Without replacement: the least of exponential variables with these rates come first. With replacement: where
-    equally distributed numbers lie among the sums of the weights. In float32 for narrower dtypes, in which too many
-    quotients are equal, and sums end early."""
-    check(self.is_floating_point() and self.dim() in (1, 2), "weights that are none")
-    check(num_samples > 0 and (replacement or num_samples <= self.shape[-1]), "no draws, or too many")
-    check(self.shape[-1] <= EXACT[torch.float32], "too many weights")
-    check(all(one.dtype == torch.int64 for one in call.written), "a result of another dtype")
-    # Not refused: the CPU would say of zeros that there is nothing to choose among.
+    """Draws indices with probabilities proportional to the weights `self`.
+
+    Without replacement, or for one sample, each weight is the rate of an exponential variable: the indices of the least
+    variables are drawn. With replacement, uniform numbers are looked up in the cumulative sums of the weights. Half
+    precision is computed in float32: otherwise too many quotients would be equal, and sums would stop growing.
+    """
+    check(self.is_floating_point() and self.dim() in (1, 2), "weights are not a floating-point vector or matrix")
+    check(num_samples > 0 and (replacement or num_samples <= self.shape[-1]), "num_samples is out of range")
+    check(self.shape[-1] <= EXACT[torch.float32], "more than 2^24 weights")
+    check(all(one.dtype == torch.int64 for one in call.written), "out is not int64")
+    # Not `Refused`: on zeros, the CPU kernel would report that there is nothing to choose from.
     if not self.numel():
-        raise RunOnCPU("nothing to draw")
+        raise RunOnCPU("there are no weights")
     dtype = value_dtype(self.dtype)
     (out,) = call.outputs(like=[torch.empty((*self.shape[:-1], num_samples), dtype=torch.int64, device="meta")])
     in_sums = replacement and num_samples > 1
     _expect_weights(self, dtype, in_sums)
     if in_sums:
         sums = self.to(dtype).cumsum(-1)
-        # The last one is 1, and numbers are less: what is found has a weight.
+        # The last sum is 1 and the uniform numbers are less than 1, so an index found has a positive weight.
         sums /= sums[..., -1:].clone()
         noise = torch.empty(out.shape, dtype=dtype, device=self.device).uniform_(generator=generator)
         return out.copy_(torch.searchsorted(sums, noise, right=True))
@@ -221,8 +224,8 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
 
 
 def _expect_weights(self: torch.Tensor, dtype: torch.dtype, in_sums: bool) -> None:
-    """The most remarkable weight of each row: 3 is a negative one or NaN, 2 infinity, 1 a positive one; 0 if all are
-    zero. With `in_sums`, PyTorch's words are others.
+    """Reports invalid rows of weights. A row has kind 3 if a weight is negative or NaN, else 2 if one is infinite, else
+    1 if one is positive, else 0. With `in_sums`, PyTorch's messages differ.
     """
 
     def kind(x: Expression, position: Expression) -> Expression:

@@ -1,4 +1,4 @@
-"""Dropout, with backward."""
+"""Dropout and its gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_backplane.planning import Call, operator, plan_pointwise, random_numb
 
 @operator("native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and its mask (true: kept). What csrc/aten/dropout.cpp does in several steps is one launch here."""
+    """The result and its mask (true: kept), in one launch. csrc/aten/dropout.cpp takes several steps."""
     if train is False or not self.numel():
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
@@ -22,9 +22,9 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
     scale = 1 / (1 - p)
     if not self.is_floating_point() or self.dtype not in FACTS:
         mask = torch.empty_like(self, dtype=torch.bool).bernoulli_(1 - p)
-        return (self * mask).mul_(scale), mask  # which integers are refused for
+        return (self * mask).mul_(scale), mask  # raises PyTorch's error for integers
     out, mask = torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
-    # Dense in any order: the elements in memory are gone through as they lie.
+    # The kernel reads and writes elements in memory order, so strides must be equal. They can be of any dense layout.
     if out.stride() != self.stride():
         self = torch.empty_like(self).copy_(self)
     chances = (1 - p, scale)
@@ -34,7 +34,7 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
 
 @operator("native_dropout_backward", passed_through=["scale"])
 def native_dropout_backward(call: Call, grad: torch.Tensor, mask: torch.Tensor, scale: Any) -> torch.Tensor:
-    # As torch.cuda; PyTorch's CPU multiplies by any mask.
+    # As on CUDA. PyTorch's CPU kernel accepts a mask of any dtype.
     torch._check(mask.dtype == torch.bool, lambda: f"Mask should be Bool Scalar Type, and got {mask.dtype}")
-    torch.result_type(grad, mask)  # in PyTorch's words: unsigned integers and bools have none in common
+    torch.result_type(grad, mask)  # raises PyTorch's error for unsigned integers, which do not promote with bool
     return plan_pointwise("native_dropout_backward", lambda g, m, s: g * (m.to(g.dtype) * s), call, (grad, mask, scale))

@@ -1,4 +1,4 @@
-"""Rows of a table of weights, with backward."""
+"""Embeddings: rows of a weight matrix, their gradient, and renormalization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def embedding(
 ) -> torch.Tensor:
     check_index(weight, index)
     if weight.dim() != 2:
-        raise Refused("weights that are no matrix")
+        raise Refused("weight is not two-dimensional")
     check_dim(weight, 0, index)
     (out,) = call.outputs()
     indices = [Index(index, (*index.stride(), 0), weight.stride(0), weight.size(0))]
@@ -50,10 +50,10 @@ def embedding_dense_backward(
 def embedding_renorm_(
     call: Call, self: torch.Tensor, index: torch.Tensor, max_norm: Number, norm_type: float
 ) -> torch.Tensor:
-    """Rows that come several times are written several times, each time with the same numbers."""
+    """A row that occurs several times in `index` is written several times, each time with the same numbers."""
     check_index(self, index)
-    check(self.dim() == 2, "weights that are no matrix")
-    check(self.is_floating_point(), "weights that have no norm")
+    check(self.dim() == 2, "self is not two-dimensional")
+    check(self.is_floating_point(), "self is not floating-point")
     flat = index.reshape(-1)
     rows = self.index_select(0, flat)
     norms = torch.linalg.vector_norm(rows, norm_type, 1, keepdim=True, dtype=value_dtype(self.dtype))

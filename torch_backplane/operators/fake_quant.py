@@ -1,4 +1,4 @@
-"""Fake quantization: numbers rounded to those that quantized ones stand for, with the mask that gradients need."""
+"""Fake quantization: rounds numbers to the values that quantized numbers represent, with a mask for the gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def _quantized(
     x: Expression, scale: Expression, zero: Expression, least: Expression, most: Expression
 ) -> tuple[Expression, Expression]:
-    """And whether x is in the range. Scale, zero point and range are float32; NaN becomes the range's beginning."""
+    """The rounded value, and whether x is in the range. All arguments but x are float32; NaN becomes the lower end."""
     one = zero + f.round(x * (1.0 / scale).to(x.dtype)).to(torch.float32)
     kept = f.fmin(f.fmax(one, least), most)
     return ((kept - zero) * scale).to(x.dtype), (one >= least) & (one <= most)
@@ -39,11 +39,11 @@ def _results(call: Call, self: torch.Tensor) -> Pair:
 
 
 def _check(self: torch.Tensor, quant_min: int, quant_max: int, zero_point: int | None = None) -> None:
-    """Leaves bad arguments to the CPU, which has the words."""
+    """Refuses bad arguments: the CPU kernel raises the error."""
     if not self.is_floating_point() or quant_min > quant_max:
-        raise Refused("numbers that are not real, or a range that is none")
+        raise Refused("self is not floating-point, or quant_min is greater than quant_max")
     if zero_point is not None and not quant_min <= zero_point <= quant_max:
-        raise Refused("a zero point outside of the range")
+        raise Refused("zero_point is outside the range")
 
 
 def _range(quant_min: int, quant_max: int) -> list[tuple[float, torch.dtype]]:
@@ -70,11 +70,11 @@ def per_tensor_of_tensors(
     quant_min: int,
     quant_max: int,
 ) -> Pair:
-    """Numbers stay as they are where it is not enabled. Zero points are not checked: nothing is read."""
+    """Returns `self` unchanged if `fake_quant_enabled` is 0. Does not check the zero point, which is in memory."""
     _check(self, quant_min, quant_max)
     given = [scale, zero_point, fake_quant_enabled]
     if any(tensor.numel() != 1 for tensor in given):
-        raise RunOnCPU("more than one scale")
+        raise RunOnCPU("scale, zero_point or fake_quant_enabled does not have exactly one element")
     results = _results(call, self)
     run_pointwise(
         _quantized_if,
@@ -98,15 +98,15 @@ def per_channel(
     quant_min: int,
     quant_max: int,
 ) -> Pair:
-    """Looks at the zero points on the host, as PyTorch does, and so has no plan."""
+    """Checks the zero points on the host, as PyTorch does, so calls have no plan."""
     _check(self, quant_min, quant_max)
     of_channels = scale.dim() == zero_point.dim() == 1 and 0 <= axis < self.dim()
     if not of_channels or not scale.shape == zero_point.shape == self.shape[axis : axis + 1]:
-        raise Refused("other than one scale and zero point for each channel")
+        raise Refused("not one scale and one zero point for each channel")
     if zero_point.dtype != torch.int32 or scale.dtype != torch.float32:
-        raise RunOnCPU("scales or zero points of another dtype")
+        raise RunOnCPU("scale is not float32, or zero_point is not int32")
     if bool(((zero_point < quant_min) | (zero_point > quant_max)).any().item()):
-        raise RunOnCPU("a zero point outside of the range")
+        raise RunOnCPU("a zero point is outside the range")
     results = _results(call, self)
     along = [-1 if dim == axis else 1 for dim in range(self.dim())]
     run_pointwise(

@@ -1,8 +1,9 @@
-"""Lists of tensors in few launches: torch._foreach_*.
+"""torch._foreach_*: operators on lists of tensors, computed in few launches.
 
-PyTorch goes through the lists of torch._foreach_* in order, and composes each set's result of other operators. A launch
-computes many sets at once, so it is for calls where nobody can tell: what a set writes is no other set's, and there is
-nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device.
+A set is one tensor of each list. PyTorch goes through the sets in order and composes each result of other operators. A
+launch computes many sets at the same time. That is valid only if no set accesses memory that another set writes, and
+if PyTorch raises no error. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the
+device.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
 
-MOST_SLOTS = 8  # tensors of each list that one launch takes
-MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
+MOST_SLOTS = 8  # sets in one launch
+MOST_ELEMENTS = 2**31 - 1  # in one tensor: kernels count in 32 bits
 
-Place = tuple[int, int, int, bool, torch.Tensor]  # where it begins and ends, its set, whether it is written
+Place = tuple[int, int, int, bool, torch.Tensor]  # begin and end in memory, set, whether it is written, tensor
 Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
 
 def run_sets(
@@ -45,9 +46,10 @@ def run_sets(
     sets: Sequence[Set],
     outputs: Sequence[Sequence[torch.Tensor]],
 ) -> None:
-    """Computes `formula` for each set, and writes what it returns to the set's `outputs`.
+    """Computes `formula` for each set, and writes the results to the set's `outputs`.
 
-    Sets of one kind (dtypes, and contiguous tensors of one size) share launches; others are computed one by one.
+    Sets of the same dtypes whose tensors are all dense with the same strides share launches. Others are computed one by
+    one.
     """
     together: dict[Any, list[int]] = {}
     alone: list[int] = []
@@ -58,7 +60,8 @@ def run_sets(
             together.setdefault((dtypes, len(numbers)), []).append(position)
         else:
             alone.append(position)
-    # All kernels before the first launch: what the formula does not take is left to the CPU as it was given.
+    # Makes all kernels before the first launch: if the formula does not support a dtype, the call is left to the CPU,
+    # so nothing may have been written by then.
     device = outputs[0][0].device
     found = {(dtypes, count): slots_kernel(name, formula, dtypes, count, device) for dtypes, count in together}
     for kind, positions in together.items():
@@ -70,7 +73,7 @@ def run_sets(
 
 
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an element's place in memory is the same in all of them."""
+    """Whether all tensors are dense with the same shape and strides, and small enough for kernels."""
     first = tensors[0]
     return first.numel() <= MOST_ELEMENTS and all(
         one.shape == first.shape and one.stride() == first.stride() and dense(one) for one in tensors
@@ -78,7 +81,7 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one run of memory, each once."""
+    """Whether the elements fill one range of memory without gaps or overlaps."""
     steps = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
     expected = 1
     for stride, size in steps:
@@ -109,7 +112,7 @@ def slots_kernel(
     numbers: int,
     device: torch.device,
 ) -> tuple[kernels.Kernel, int]:
-    """The kernel for sets with these dtypes of tensors, tensors of one element and results, and how many it takes."""
+    """The kernel for sets with these dtypes (tensors, one-element tensors, results), and its number of sets."""
     compute = value_dtype(dtypes[2][0])
 
     def generate() -> tuple[kernels.Kernel, int]:
@@ -126,8 +129,8 @@ def slots_kernel(
 def run_chunk(
     name: str, kernel: kernels.Kernel, count: int, chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]]
 ) -> None:
-    """One launch of a kernel that takes `count` sets, for so many or fewer. Slots that are left over get the first
-    set's memory and no elements.
+    """Launches a kernel of `count` sets for that many sets or fewer. Unused slots get the memory of the first set, and
+    no elements.
     """
     slots = [*chunk, *[chunk[0]] * (count - len(chunk))]
     counts = [written[0].numel() for _, written in chunk] + [0] * (count - len(chunk))
@@ -148,19 +151,19 @@ def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
 
 
 def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
-    """Declares torch._foreach_NAME in all its overloads, in place and not.
+    """Declares all overloads of torch._foreach_NAME, in-place ones included.
 
     Args:
-        formula: takes an element of each list of tensors, then each number, in the order of the schema.
-        fitting: what numbers must be values of, as in `pointwise`, by the argument's name. "any" without: PyTorch makes
-            tensors of what it adds, subtracts, multiplies and divides.
+        formula: Takes an element of each list of tensors, then each number, in the order of the schema.
+        fitting: The dtype that numbers must fit, as in `pointwise`, by argument name. The default is "any", because
+            PyTorch converts the numbers of additions, subtractions, multiplications and divisions to tensors.
     """
     packet = getattr(torch.ops.aten, f"_foreach_{name}")
     for overload in packet.overloads():
         names, types = zip(
             *((one.name, str(one.type)) for one in getattr(packet, overload)._schema.arguments), strict=True
         )
-        # A tensor of several numbers is on the CPU, on every device: PyTorch makes a list of it.
+        # On every device, PyTorch takes a tensor of several numbers from the CPU and converts it to a list.
         if overload.endswith("out") or ("scalars", "Tensor") in zip(names, types, strict=True):
             continue
         full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
@@ -206,16 +209,16 @@ def result_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def fitted(number: Number, fitting: Fitting, dtype: torch.dtype) -> Number:
-    """The number, which is checked to be a value of what `dtype` is computed or stored in."""
+    """The number, with a check that it fits the dtype that `dtype` is computed or stored in."""
     return number if fitting == "any" else number.fitting(dtype if fitting == "stored" else value_dtype(dtype))
 
 
 def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Leaves calls that are not a matter of equal shapes and one floating dtype in each set."""
+    """Leaves a call to PyTorch unless the tensors of each set have one shape and one floating-point dtype."""
     if any(len(one) != len(lists[0]) for one in lists):
-        raise RunOnCPU("lists of different lengths")  # which are refused
+        raise RunOnCPU("its lists have different lengths")  # PyTorch raises an error
     if any(isinstance(one, Number) for tensors in lists for one in tensors):
-        raise RunOnCPU("a CPU tensor without dimensions in its lists")
+        raise RunOnCPU("a zero-dimensional CPU tensor in its lists")
     for tensors in zip(*lists, strict=True):
         if not tensors[0].dtype.is_floating_point or any(
             one.dtype != tensors[0].dtype or one.shape != tensors[0].shape for one in tensors
@@ -226,25 +229,25 @@ def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
 def check_others(
     tensors: Sequence[torch.Tensor], singles: Sequence[torch.Tensor], numbers: Sequence[Sequence[Number]]
 ) -> None:
-    """Leaves calls with nothing to compute, and those whose numbers do not fit the list `tensors`."""
+    """Leaves a call to PyTorch if there are no elements, or if other arguments do not fit the list `tensors`."""
     if not any(one.numel() for one in tensors):
-        raise RunOnCPU("there are no elements")  # of which no kernel says what is refused
+        raise RunOnCPU("there are no elements")  # without a kernel, nothing would check the numbers
     if any(one.dim() or {value_dtype(each.dtype) for each in tensors} != {one.dtype} for one in singles):
-        raise RunOnCPU("its tensor argument is no number of the lists' dtype")
+        raise RunOnCPU("its tensor argument is not a zero-dimensional tensor of the lists' compute dtype")
     if any(one.dtype != each.dtype and not each.dim() for one in singles for each in tensors):
-        raise RunOnCPU("its tensor argument is as good as a tensor of the list without dimensions, of another dtype")
+        raise RunOnCPU("a zero-dimensional tensor in its lists is promoted by its tensor argument")
     if any(len(one) != len(tensors) for one in numbers):
-        raise RunOnCPU("lists of different lengths")  # which are refused
+        raise RunOnCPU("its lists have different lengths")  # PyTorch raises an error
     if any(one.dtype == torch.bool or one.dtype.is_complex for values in numbers for one in values):
-        raise RunOnCPU("a number that is a bool or complex")  # which some refuse
+        raise RunOnCPU("a number is bool or complex")  # for which some operators raise an error
 
 
 def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch.Tensor]) -> None:
-    """Leaves calls where the order of sets can be told, or where one of the first list, which is written, is refused:
-    it has several elements in one place, or shares memory with a tensor that is not its like in the same set.
+    """Leaves a call to PyTorch if the result depends on the order of sets, or if PyTorch raises an error for a tensor
+    of the first list, which is written: it overlaps with itself, or partly with a tensor of the same set.
     """
     if any(torch._debug_has_internal_overlap(one) == 1 for one in lists[0]):
-        raise RunOnCPU("it writes to a tensor with several elements in one place")
+        raise RunOnCPU("it writes to a tensor with internal overlap")
     places: dict[Hashable, list[Place]] = {}  # by storage
     for position, tensors in enumerate([singles, *zip(*lists, strict=True)]):
         for at, one in enumerate(tensors):
@@ -253,13 +256,13 @@ def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch
                 found = (begin, end, position, position > 0 and at == 0, one)
                 places.setdefault(runtime.storage_of(one), []).append(found)
     for inhabitants in places.values():
-        overlapping: list[Place] = []  # those that go on behind where the next begins
+        overlapping: list[Place] = []  # tensors that end after the next one begins
         for begin, end, position, written, one in sorted(inhabitants, key=itemgetter(0)):
             overlapping = [other for other in overlapping if other[1] > begin]
             for first, _, elsewhere, too, other in overlapping:
                 alike = position == elsewhere and first == begin and one.stride() == other.stride()
                 if (written or too) and not alike:
-                    raise RunOnCPU("it writes to memory that another set has, too")
+                    raise RunOnCPU("it writes to memory that overlaps another tensor")
             overlapping.append((begin, end, position, written, one))
 
 
@@ -283,7 +286,7 @@ foreach("zero", lambda a: 0.0)
 @operator("_foreach_norm.Scalar", by_value=("ord",), static={"ord": NORMS}, variants=False)
 def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
     if not tensors or isinstance(ord, bool) or not isinstance(ord, (int, float)):
-        raise RunOnCPU("an empty list, or an order that is no real number")  # which are refused
+        raise RunOnCPU("the list is empty, or ord is not a real number")  # PyTorch raises an error
     if ord == float("inf") and not all(one.numel() for one in tensors):
-        raise RunOnCPU("infinity norms of no elements")  # which are refused
+        raise RunOnCPU("an infinity norm of no elements")  # PyTorch raises an error
     return [torch.linalg.vector_norm(one, ord, dtype=dtype) for one in tensors]

@@ -1,4 +1,4 @@
-"""Steps of optimizers for lists of parameters, in few launches: torch._fused_adam_ and its like."""
+"""Fused optimizers: a step for lists of parameters in few launches (torch._fused_adam_ and similar)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = ("beta1", "beta2", "weight_decay", "eps")
 
 
 class Lists(NamedTuple):
-    """What a step changes, and what it reads: of each list one tensor for a parameter."""
+    """The tensors that a step changes or reads: each list has one tensor for each parameter."""
 
     params: list[torch.Tensor]
     grads: list[torch.Tensor]
@@ -33,21 +33,22 @@ def run_step(
     scaler_tensors: tuple[torch.Tensor | None, torch.Tensor | None],
     correction: Callable[..., tuple[Any, ...]] | None = None,
 ) -> None:
-    """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, rate, *numbers). The
-    learning rate may be a tensor.
+    """Updates `params` and `state` by `formula`.
 
-    With `correction` the formula gets, in the place of the step, the two numbers that it makes of (step, rate,
-    *numbers): once for a parameter, and not for each of its elements.
-
-    With GradScaler's tensors, grad_scale and found_inf, gradients are divided by `grad_scale`, in place; and nothing
-    changes where `found_inf` is not 0.
+    Args:
+        formula: Takes (parameter, gradient, *state, *step, rate, *numbers); returns the new parameter and state.
+        rate: The learning rate, a number or a tensor.
+        scaler_tensors: GradScaler's grad_scale and found_inf. Gradients are divided by grad_scale in place. Nothing
+            changes if found_inf is not 0.
+        correction: Takes (step, rate, *numbers) and returns two numbers, which `formula` gets in place of the step.
+            They are computed once for each parameter instead of once for each element.
     """
     (params, grads, state, steps), (grad_scale, found_inf) = lists, scaler_tensors
-    for others in (grads, *state):  # of other shapes, PyTorch's kernels write beyond memory
+    for others in (grads, *state):  # PyTorch's kernels write out of bounds if shapes differ
         shapes = [(one.shape, param.shape) for one, param in zip(others, params, strict=False)]
         alike = all(one == other for one, other in shapes)
-        torch._check(alike, lambda: "a step takes gradients and states of the parameters' shapes")
-    torch._check(all(step.numel() == 1 for step in steps), lambda: "a step count is one number")
+        torch._check(alike, lambda: "gradients and optimizer states must have the shapes of their parameters")
+    torch._check(all(step.numel() == 1 for step in steps), lambda: "each step count must have exactly one element")
     check_lists([params, grads, *state])
     if any(step.dtype != torch.float32 for step in steps):
         raise RunOnCPU("its step counts are not float32")
@@ -56,7 +57,7 @@ def run_step(
     count = 2 + len(state)
     rates = [rate] if isinstance(rate, torch.Tensor) else []
     if any(one.numel() != 1 for one in rates):
-        raise Refused("a learning rate that is not one number")
+        raise Refused("the learning rate does not have exactly one element")
     if not rates:
         numbers = [rate, *numbers]
 
@@ -92,7 +93,7 @@ def run_step(
 
 
 def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
-    """A step of Adam, or of AdamW if `decoupled`, as torch.optim's documentation gives it."""
+    """A step of Adam, or of AdamW if `decoupled`, as in the documentation of torch.optim."""
 
     def formula(p: Any, g: Any, m: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
         top, (size, root, lr, beta1, beta2, decay, eps) = (rest[0], rest[1:]) if amsgrad else (None, rest)
@@ -112,7 +113,7 @@ def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
 
 
 def corrections_of_bias(step: Any, lr: Any, beta1: Any, beta2: Any, *_: Any) -> tuple[Any, Any]:
-    """(the size of the step, what the root of the second moments is divided by)."""
+    """(step size, divisor of the square root of the second moments)."""
     return lr / (1.0 - f.power(beta1, step)), f.sqrt(1.0 - f.power(beta2, step))
 
 
@@ -150,7 +151,7 @@ _declare_adam("_fused_adamw_", decoupled=True)
 
 
 def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Callable[..., Any]:
-    """A step of stochastic gradient descent, as torch.optim's documentation gives it."""
+    """A step of stochastic gradient descent, as in the documentation of torch.optim."""
 
     def formula(p: Any, g: Any, *rest: Any) -> Any:
         buffer, (lr, decay, mass, dampening) = (rest[0], rest[1:]) if momentum else (None, rest)
@@ -198,7 +199,7 @@ def fused_sgd(
 
 
 def adagrad(maximize: bool) -> Callable[..., Any]:
-    """A step of Adagrad, as torch.optim's documentation gives it."""
+    """A step of Adagrad, as in the documentation of torch.optim."""
 
     def formula(p: Any, g: Any, total: Any, *numbers: Any) -> Any:
         step, lr, lr_decay, decay, eps = numbers

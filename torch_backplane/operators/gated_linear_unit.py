@@ -1,4 +1,4 @@
-"""GLU, the first half of a dimension gated by the second, and its derivatives."""
+"""GLU (the first half of a dimension, gated by the second half) and its derivatives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, Refused, check, check_same_dtype, operator, run_pointwise
-
-# GLU: the first half of a dimension, gated by the second
 
 
 def halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +31,7 @@ def glu_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, dim:
     check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
     inputs = [grad_output, *halves(self, dim)]
-    check(grad_output.shape == inputs[1].shape, "gradients of another shape")
+    check(grad_output.shape == inputs[1].shape, "grad_output has another shape than the result")
     run_pointwise(_glu_backward, halves(out, dim), inputs, key="glu_backward", name="glu_backward")
     return out
 
@@ -54,7 +52,7 @@ def glu_jvp(call: Call, glu: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, di
 def _glu_backward_jvp(
     grad: Expression, a: Expression, gate: Expression, grad_step: Expression, a_step: Expression, gate_step: Expression
 ) -> tuple[Expression, Expression]:
-    """The derivative of the gradients of both halves along the steps."""
+    """The directional derivatives of the gradients of both halves."""
     open_ = f.sigmoid(gate)
     slope = (1.0 - open_) * open_
     turn = slope * gate_step
@@ -74,7 +72,7 @@ def glu_backward_jvp(
     dim: int,
 ) -> torch.Tensor:
     if not x.is_floating_point():
-        raise Refused("integers")
+        raise Refused("x is not floating-point")
     (out,) = call.outputs(like=[torch.empty(x.shape, dtype=x.dtype, device="meta")])
     inputs = [grad_glu, *halves(x, dim), dgrad_glu, *halves(dx, dim)]
     run_pointwise(_glu_backward_jvp, halves(out, dim), inputs, key="glu_backward_jvp", name="glu_backward_jvp")

@@ -1,4 +1,4 @@
-"""Images read at places between their elements, which a grid gives: nn.functional.grid_sample in two dimensions."""
+"""nn.functional.grid_sample in two dimensions: interpolates images at the positions of a grid."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.indexing import atomically, can_swap
 from torch_backplane.planning import Call, Refused, check, contiguous_result, dialect_of, operator, run_kernel
 
-# Along a dimension, a place of the grid takes TAPS elements of the image: at[k], -1 for one beyond the image where that
-# counts as zero; its weight; and how that grows with the number in the grid.
+# Along each dimension, a position of the grid reads TAPS elements of the image: at[k] is the index of an element, -1 if
+# it is outside the image and counts as zero; weight[k] is its weight; slope[k] is the derivative of the weight with
+# respect to the number in the grid.
 _TAPS = (2, 1, 4)  # linear, nearest, cubic
 _FUNCTIONS = """
 FUNCTION value_t padded(value_t x, const index_t size, value_t* slope) {
@@ -40,8 +41,8 @@ FUNCTION void taps(const value_t given, const index_t size, index_t* at, value_t
   const value_t factor = (value_t)(CORNERS ? size - 1 : size) / 2;
   value_t x = CORNERS ? (given + 1) / 2 * (value_t)(size - 1) : ((given + 1) * (value_t)size - 1) / 2, turned;
 #if TAPS == 4
-  // The cubic polynomials by their factors, of which no sums cancel, at a place that is not rounded as x is. Where x
-  // was rounded up to a whole number, or is so large that it has no fraction, that lies beyond 0 or 1.
+  // Factored cubic polynomials avoid cancellation. The fraction is computed without the rounding of x, so it can be
+  // outside [0, 1] if x was rounded up to an integer or is too large to have a fraction.
   const value_t base = floor(x), a = (value_t)-0.75, fraction = fma(given, factor, (value_t)(size - 1) / 2 - base);
   const value_t t = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction, s = 1 - t;
   for (int k = 0; k < 4; ++k) at[k] = place(padded(base + (value_t)(k - 1), size, &turned), size);
@@ -70,13 +71,13 @@ _TAPS_OF_BOTH = """
 
 
 def _check(image: torch.Tensor, grid: torch.Tensor, mode: int, padding: int) -> None:
-    """Leaves bad arguments to the CPU, which has the words."""
-    check(image.dim() == grid.dim() == 4 and grid.shape[3] == 2, "other than images and a place for each result")
-    check(image.shape[0] == grid.shape[0], "a grid for another number of images")
-    check(image.shape[2] > 0 and image.shape[3] > 0, "images without elements")
-    check(image.dtype == grid.dtype and image.is_floating_point(), "dtypes that differ, or are not floating-point")
+    """Refuses bad arguments: the CPU kernel raises the error."""
+    check(image.dim() == grid.dim() == 4 and grid.shape[3] == 2, "input or grid has the wrong number of dimensions")
+    check(image.shape[0] == grid.shape[0], "input and grid have different batch sizes")
+    check(image.shape[2] > 0 and image.shape[3] > 0, "input has no rows or no columns")
+    check(image.dtype == grid.dtype and image.is_floating_point(), "dtypes differ or are not floating-point")
     if mode not in (0, 1, 2) or padding not in (0, 1, 2):
-        raise Refused("a mode that there is not")
+        raise Refused("unknown interpolation or padding mode")
 
 
 def _constants(mode: int, padding: int, align_corners: bool) -> dict[str, int | str]:
@@ -88,7 +89,7 @@ def _sizes(image: torch.Tensor, grid: torch.Tensor) -> dict[str, int]:
     return {"channels": channels, "height": height, "width": width, "places": grid.shape[1] * grid.shape[2]}
 
 
-# Each of these has kernels of its own.
+# Each of these values has its own kernels.
 _MODES = {"interpolation_mode": (0, 1, 2), "padding_mode": (0, 1, 2)}
 
 
@@ -139,15 +140,15 @@ def grid_sampler_2d_backward(
     align_corners: bool,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Places may take any elements of the image. Where work items run in lockstep, each has a place and adds its share
-    to the image's gradient by atomic swaps, in any order. Elsewhere, and where results are to be the same in every run,
-    a work item has a whole plane of the gradient.
+    """Several positions of the grid can read the same element of the image. Where work items run in lockstep, each
+    handles one position and adds to the image's gradient atomically, in any order. Elsewhere, and if deterministic
+    algorithms are enabled, each work item computes a whole plane of the gradient.
     """
     _check(input, grid, mode, padding)
     shape = (*input.shape[:2], *grid.shape[1:3])
-    given = grad_output.shape  # PyTorch reads what is not there
-    torch._check(given == torch.Size(shape), lambda: f"expected gradients of {list(shape)}, and got {list(given)}")
-    check(grad_output.dtype == input.dtype, "a gradient of another dtype")
+    given = grad_output.shape  # PyTorch reads out of bounds for other shapes
+    torch._check(given == torch.Size(shape), lambda: f"expected a gradient of {list(shape)}, but got {list(given)}")
+    check(grad_output.dtype == input.dtype, "grad_output has another dtype than input")
     of_grid = torch.empty(grid.shape, dtype=grid.dtype, device=grid.device)
     of_input = torch.zeros(input.shape, dtype=value_dtype(input.dtype), device=input.device) if output_mask[0] else None
     gradient, grid = grad_output.contiguous(), grid.contiguous()

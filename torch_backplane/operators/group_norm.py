@@ -1,4 +1,4 @@
-"""Group norm, with backward."""
+"""Group norm and its gradient."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch_backplane.planning import Call, Refused, operator
 
 
 def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
-    """Kernels would read what is not there; the CPU's does."""
+    """Raises an error for sizes with which kernels, like PyTorch's CPU kernel, would read out of bounds."""
     whole = batch * channels * length
-    torch._check(self.numel() == whole, lambda: f"expected {whole} elements in groups, and got {list(self.shape)}")
+    torch._check(self.numel() == whole, lambda: f"expected {whole} elements in groups, but got {list(self.shape)}")
     torch._check(
         groups > 0 and channels % groups == 0, lambda: f"expected {groups} groups to divide {channels} channels evenly"
     )
@@ -30,7 +30,7 @@ def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, gr
 def _normalized(
     self: torch.Tensor, weight: Optional, bias: Optional, batch: int, groups: int
 ) -> list[torch.Tensor] | None:
-    """The result, means and deviations, on the meta device; None where PyTorch's meta function decides of them."""
+    """Meta tensors like the result, mean and rstd; None if PyTorch's meta function determines them."""
     plain = self.dtype in (torch.float32, torch.float64) and self.is_contiguous() and self.numel() > 0
     mixed = check_parameters(self, weight, bias)
     if not plain and not mixed:
@@ -54,7 +54,7 @@ def native_group_norm(
     eps: float,
 ) -> Results:
     if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
-        raise Refused("a weight or bias of another shape")
+        raise Refused("weight or bias does not have one element for each channel")
     _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs(like=_normalized(self, weight, bias, batch, groups))
     sets = Sets.group(batch, channels, length, groups)

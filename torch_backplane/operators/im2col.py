@@ -1,4 +1,4 @@
-"""Windows that slide: patches of images as columns of a matrix (im2col), their sums (col2im), unfold's gradient."""
+"""Sliding windows: patches of images as columns of a matrix (im2col), their sums (col2im), and unfold's gradient."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from torch_backplane.planning import Call, Refused, contiguous_result, operator,
 def _windows(
     sizes: Sequence[int], window: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Windows:
-    """Leaves to the CPU, for PyTorch's errors, windows that fit nowhere."""
+    """The windows and their number of positions. Refuses invalid windows: the CPU kernel raises the error."""
     given = (window, dilation, padding, stride)
     if any(len(one) != 2 for one in given) or min(*window, *dilation, *stride) <= 0 or min(padding) < 0:
-        raise Refused("windows that are none")
+        raise Refused("kernel_size, dilation, padding or stride is invalid")
     places = tuple(
         (size + 2 * pad - (wide - 1) * apart - 1) // step + 1
         for size, wide, apart, pad, step in zip(sizes, *given, strict=True)
     )
     if min(places) < 1 or min(sizes) < 1:
-        raise Refused("windows that fit nowhere")
+        raise Refused("the image is smaller than the window")
     return Windows(tuple(sizes), places, tuple(window), tuple(stride), tuple(padding), tuple(dilation))
 
 
 def _check(self: torch.Tensor, dims: int, takes_bool: bool = False) -> None:
     takes = self.is_floating_point() or self.is_complex() or (takes_bool and self.dtype == torch.bool)
     if self.dim() not in (dims - 1, dims) or not takes:
-        raise Refused("another number of dimensions, or integers")
+        raise Refused("wrong number of dimensions, or an unsupported dtype")
     if 0 in self.shape[-dims + 1 :]:
-        raise Refused("images without elements")
+        raise Refused("a dimension other than the batch has size 0")
 
 
 def _batch(tensor: torch.Tensor, dims: int) -> torch.Tensor:
-    """A tensor of `dims` dimensions: the parts of complex numbers are images of their own."""
+    """The tensor with `dims` dimensions. Real and imaginary parts become separate images of the batch."""
     tensor = parts_first(tensor)
     return tensor.reshape(-1, *tensor.shape[-dims + 1 :])
 
 
 def parts_first(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as two tensors of real ones, side by side in a new first dimension; others as they are."""
+    """Complex tensors with their two parts in a new first dimension; real tensors unchanged."""
     return torch.view_as_real(tensor).movedim(-1, 0) if tensor.is_complex() else tensor
 
 
 @contextmanager
 def contiguous_parts(out: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A contiguous tensor to write the `parts_first` of what `out` shall hold to."""
+    """A contiguous tensor for the results in the layout of `parts_first`; afterwards they are copied to `out`."""
     if out.is_complex():
         parts = torch.empty((2, *out.shape), dtype=out.dtype.to_real(), device=out.device)
         yield parts
@@ -93,11 +93,11 @@ def col2im(
 ) -> torch.Tensor:
     _check(self, 3)
     if len(output_size) != 2:
-        raise Refused("sizes that are not two")
+        raise Refused("output_size does not have two elements")
     windows = _windows(output_size, kernel_size, dilation, padding, stride)
     channels, left = divmod(self.shape[-2], math.prod(kernel_size))
     if left or self.shape[-1] != math.prod(windows.places):
-        raise Refused("columns of other sizes")
+        raise Refused("the columns do not match the windows")
     shape = [*self.shape[:-2], channels, *output_size]
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     if out.numel() == 0:
@@ -111,14 +111,14 @@ def col2im(
 def unfold_backward(
     call: Call, grad: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int
 ) -> torch.Tensor:
-    """Each element is the sum of what it has in the windows that it is in."""
+    """The gradient of an element is the sum of its gradients in all windows that contain it."""
     rank = max(1, len(input_sizes))
     if not -rank <= dim < rank or size < 0 or step <= 0:
-        raise Refused("windows that are none")
+        raise Refused("dim, size or step is out of range")
     wanted = [*input_sizes, size]
     if input_sizes:
         wanted[dim % rank] = (input_sizes[dim] - size) // step + 1
-    torch._check(tuple(grad.shape) == tuple(wanted), lambda: f"expected gradients of {wanted}, and got {grad.shape}")
+    torch._check(tuple(grad.shape) == tuple(wanted), lambda: f"expected a gradient of {wanted}, but got {grad.shape}")
     (out,) = call.outputs()
     if out.numel() == 0:
         return out

@@ -1,4 +1,4 @@
-"""Reading and writing by index: what indexing, scatter and gather, and embeddings are made of."""
+"""Reads and writes by index: the basis of indexing, scatter, gather and embeddings."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from torch_backplane.planning import (
 
 
 def check_index(self: torch.Tensor, *indices: torch.Tensor) -> None:
-    """Leaves to the CPU what the kernels do not take."""
+    """Leaves a call to the CPU if kernels do not support an index."""
     for index in indices:
         if index.dtype not in (torch.int64, torch.int32):
-            raise Refused(f"indices of {index.dtype}".replace("torch.", ""))
+            raise Refused(f"an index of {index.dtype}".replace("torch.", ""))
         if index.device != self.device:
-            raise RunOnCPU("indices on another device")
+            raise RunOnCPU("an index on another device")
 
 
-# What PyTorch refuses is left to the CPU, which has the words for it: everything that sizes alone tell, so also places
-# in a dimension without elements, which kernels would only report at the next synchronization.
+# The checks below refuse all calls whose sizes are invalid: the CPU kernel raises the error. That includes indices into
+# an empty dimension, which kernels would only report at the next synchronization.
 
 
 def check_dim(self: torch.Tensor, dim: int, *indices: torch.Tensor) -> None:
     rank = max(self.dim(), 1)
     if not -rank <= dim < rank:
-        raise Refused("a dimension that is none")
+        raise Refused("dim is out of range")
     if any(index.numel() for index in indices) and self.dim() and not self.shape[dim]:
-        raise Refused("places in a dimension without elements")
+        raise Refused("indices into an empty dimension")
 
 
 def check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
-    """For gather and scatter; tensors without dimensions have been given one."""
+    """Checks gather and scatter. Zero-dimensional tensors must have been given a dimension (`with_dims`)."""
     check_dim(self, dim, index)
     if not index.numel():
         return
@@ -54,26 +54,26 @@ def check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any 
     if len(ranks) > 1 or any(
         size > most for d, (size, most) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim % self.dim()
     ):
-        raise Refused("an index that is larger than the tensor")
+        raise Refused("index is larger than self, or has another number of dimensions")
     if isinstance(source, torch.Tensor) and any(map(compare.gt, index.shape, source.shape)):
-        raise Refused("an index that is larger than its source")
+        raise Refused("index is larger than its source")
 
 
 def check_slices(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
-    """For index_select, index_add and the like."""
+    """Checks index_select, index_add and similar operators."""
     check_dim(self, dim, index)
     if index.dim() > 1 or (self.dim() == 0 and index.numel() != 1):
-        raise Refused("an index that is no vector, or other than one for a tensor without dimensions")
+        raise Refused("index is not a vector, or not one element for a zero-dimensional tensor")
     if isinstance(source, torch.Tensor):
         shape = list(self.shape)
         if shape:
             shape[dim] = index.numel()
         if list(source.shape) != shape:
-            raise Refused("slices of another shape")
+            raise Refused("slices have another shape")
 
 
 def with_dims(tensor: Any) -> Any:
-    """One dimension for a tensor that has none; numbers as they are."""
+    """Adds a dimension to a zero-dimensional tensor. Numbers and other tensors are returned unchanged."""
     return tensor.view(1) if isinstance(tensor, torch.Tensor) and not tensor.dim() else tensor
 
 
@@ -98,7 +98,7 @@ def run_write(
     kept, strides, indices = arguments
     if isinstance(options.get("alpha"), Number):
         if self.dtype == torch.bool and options["alpha"].dtype.is_complex:
-            raise RunOnCPU("a complex factor of bools")
+            raise RunOnCPU("a complex alpha for bools")
         options["alpha"] = options["alpha"].fitting(self.dtype)
     if self.is_complex():
         _write_parts(name, self, source, Places(shape, kept, strides, indices), **options)
@@ -106,7 +106,7 @@ def run_write(
     deterministic = options.pop("in_order", False) or torch.are_deterministic_algorithms_enabled()
     meet = options.get("combine") in ("add", "multiply") and not options.get("distinct")
     several = any(size > 1 and step == 0 for size, step in zip(shape, kept, strict=True))
-    # Rounded after each of many additions, half precision would stay where it is.
+    # Half precision accumulates in float32: rounded after each addition, a large sum would stop growing.
     wide = value_dtype(self.dtype) if meet and several else self.dtype
     to = self
     if wide != self.dtype:
@@ -127,7 +127,7 @@ def _write_parts(
     alpha: Any = None,
     **options: Any,
 ) -> None:
-    """Complex numbers, as pairs of real ones in a last dimension."""
+    """`run_write` of complex numbers, as pairs of real numbers in a last dimension."""
     shape, kept, strides, indices = places
     if combine not in ("assign", "add"):
         raise RunOnCPU(f"{combine} of complex numbers")
@@ -147,13 +147,13 @@ def _write_parts(
         [*(2 * step for step in strides), 1],
         [Index(one.tensor, (*one.strides, 0), 2 * one.step, one.size) for one in indices],
         combine=combine,
-        in_order=combine == "assign",  # of several values in one place both parts are to be of the same one
+        in_order=combine == "assign",  # if indices repeat, both parts must come from the same value
         **options,
     )
 
 
 def copied(call: Call, self: torch.Tensor) -> torch.Tensor:
-    """The result of an operator that changes some elements of self: holding self's elements."""
+    """The result of an operator that changes some elements of self, initialized with self's elements."""
     (out,) = call.outputs()
     if out is not self:
         out.copy_(self)
@@ -161,7 +161,7 @@ def copied(call: Call, self: torch.Tensor) -> torch.Tensor:
 
 
 def slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[int], list[Index]]:
-    """(shape, kept, indices) where each index stands for a whole slice of self, which has dimensions, along dim."""
+    """(shape, kept, indices) if each index selects a whole slice of self along dim. Self is not zero-dimensional."""
     shape, kept = list(self.shape), list(self.stride())
     dim %= self.dim()
     shape[dim], kept[dim] = index.numel(), 0
@@ -170,23 +170,23 @@ def slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int]
 
 
 def _step(index: torch.Tensor) -> int:
-    """The stride of an index of one dimension or none."""
+    """The stride of a one- or zero-dimensional index."""
     return index.stride(0) if index.dim() else 0
 
 
 def along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[Index]]:
-    """(kept, indices) where an element of index, which has self's rank of 1 or more, replaces the one in dim."""
+    """(kept, indices) if an element of index replaces the coordinate in dim. Index has self's rank, at least 1."""
     dim %= self.dim()
     kept = [0 if d == dim else step for d, step in enumerate(self.stride())]
     return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
 
 
-# What the reductions of scatter_reduce and index_reduce do with an element that is there.
+# How the reductions of scatter_reduce and index_reduce combine a value with the element in memory.
 COMBINE = {"add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply", "amin": "amin", "amax": "amax"}
 
 
 def identity_of(reduce: str, dtype: torch.dtype) -> int | float:
-    """What a reduction begins with that leaves out what was there."""
+    """The initial value of a reduction that ignores the previous elements of self."""
     if reduce in ("amin", "amax"):
         if dtype.is_floating_point:
             return math.inf if reduce == "amin" else -math.inf

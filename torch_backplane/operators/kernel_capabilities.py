@@ -1,4 +1,4 @@
-"""What the runtime has to know of devices before a planner is asked (csrc/aten/kernel_capabilities.h)."""
+"""Properties of devices that the runtime needs before it calls a planner (csrc/aten/kernel_capabilities.h)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_backplane.planning import dialect_of
 
 
 def declare_kernel_capabilities(indices: Iterable[int]) -> None:
-    """Tells it of these devices, which run kernels, by their targets."""
+    """Passes the capabilities of these devices, which run kernels, to the runtime."""
     for index in indices:
         target = dialect_of(index).target
         _C.set_kernel_capabilities(index, attends_in_one_pass=attends_in_one_pass(target), runs_threads=not target.simt)

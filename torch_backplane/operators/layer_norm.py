@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, with backward."""
+"""Layer norm, RMS norm and their gradients."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from torch_backplane.planning import Call, Refused, RunOnCPU, operator
 def _normalized(
     self: torch.Tensor, normalized_shape: Sequence[int], weight: Optional, bias: Optional
 ) -> list[torch.Tensor] | None:
-    """The result, means and deviations, on the meta device; None for dtypes of which PyTorch's meta function decides.
+    """Meta tensors like the result, mean and rstd; None for dtypes for which PyTorch's meta function determines them.
 
     Raises:
-        Refused: shapes that it refuses.
+        Refused: PyTorch refuses the shapes.
     """
     shape, outer = tuple(normalized_shape), self.dim() - len(normalized_shape)
     fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
     if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
-        raise Refused("another shape than is normalized over")
+        raise Refused("normalized_shape does not match self, weight or bias")
     check_parameters(self, weight, bias)
     if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
         return None
@@ -64,7 +64,7 @@ def _check_backward(
 ) -> None:
     outer = self.dim() - len(normalized_shape)
     fits = outer >= 0 and tuple(self.shape[outer:]) == tuple(normalized_shape)
-    torch._check(fits, lambda: f"expected an input of [*, {normalized_shape}], and got {list(self.shape)}")
+    torch._check(fits, lambda: f"expected an input of [*, {normalized_shape}], but got {list(self.shape)}")
     check_shape(self.shape, gradients=grad)
     check_shape(normalized_shape, weight=weight, bias=bias)
     for one in statistics:
@@ -94,19 +94,19 @@ def native_layer_norm_backward(
     return results
 
 
-# RMS norm. What these leave is composed of other operators (csrc/aten/rms_norm.cpp).
+# RMS norm. csrc/aten/rms_norm.cpp composes calls that these planners leave.
 
 
 def _check_real(self: torch.Tensor, weight: Optional) -> None:
     if not self.is_floating_point() or (weight is not None and weight.dtype != self.dtype):
-        raise RunOnCPU("an input that is not real, or a weight of another dtype")
+        raise RunOnCPU("self is not floating-point, or weight has another dtype")
 
 
 @operator("_fused_rms_norm", variants=False)
 def rms_norm(
     call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
 ) -> Results:
-    """The result, and one over the root of the mean square."""
+    """The result, and the reciprocal of the root mean square."""
     _check_real(self, weight)
     dtype = value_dtype(self.dtype)
     size, outer = math.prod(normalized_shape), self.shape[: self.dim() - len(normalized_shape)]

@@ -1,4 +1,4 @@
-"""Matrix products by a library for the device's hardware, which its driver brings (the family matmul)."""
+"""Matrix products by a hardware library of the device's driver (the family matmul)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch_backplane.planning import LibraryCall
 
 
 def why_not(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> str | None:
-    """Why no library computes products with this result, in words that go on with «it»; None where one does."""
-    return _call(out, a, b).why_not() if out.dim() in (2, 3) else "takes matrices and batches of them"
+    """Why no library computes products with this result, in words that follow «it»; None if one does."""
+    return _call(out, a, b).why_not() if out.dim() in (2, 3) else "takes matrices and batches of matrices"
 
 
 def workspace(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
-    """Bytes of the routine's workspace and of copies: operands, and a result, of which neither rows nor columns are
-    each in one piece.
+    """Bytes of the routine's workspace, and of copies of operands and of a result of which neither rows nor columns are
+    contiguous.
     """
     copied = [one for one in (out, a, b) if one is not None and not _has_rows(one) and not _has_rows(one.mT)]
     return sum(one.numel() * one.itemsize for one in copied) + _call(out, a, b).workspace()
 
 
 def cost(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int | None:
-    """The routine's cost (`planning.costs`); None where the library states none."""
+    """The routine's cost (`planning.costs`); None if the library does not state it."""
     return _call(out, a, b).cost()
 
 
 def multiply(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
-    """out = beta * c + alpha * a @ b, of matrices or batches of matrices, none of which is empty."""
+    """out = beta * c + alpha * a @ b, for matrices or batches of matrices, none of which is empty."""
     if _has_columns(out):
         out, a, b, c = out.mT, b.mT, a.mT, None if c is None else c.mT
     has_rows = _has_rows(out)
@@ -51,7 +51,7 @@ def _call(out: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None) -> 
 
 
 def _integers(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> dict[str, int]:
-    """The routine's, of operands as they are, or as their copies will be."""
+    """The integers of the routine, for the operands or for the copies that `multiply` will make of them."""
     rows, columns = c.shape[-2:]
     found = {"batch": c.shape[0] if c.dim() == 3 else 1, "rows": rows, "columns": columns, "depth": a.shape[-1]}
     for name, one in (("c", c), ("a", a), ("b", b)):
@@ -61,15 +61,15 @@ def _integers(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> dict[str, in
         found[f"{name}_transposed"] = int(is_transposed)
         step = one.shape[-2] * one.shape[-1] if is_copied else one.stride(0)
         found[f"{name}_step"] = step if one.dim() == 3 else 0
-    del found["c_transposed"]  # a result in columns is computed as its transpose
+    del found["c_transposed"]  # a result with contiguous columns is computed as its transpose
     return found
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:
-    """Whether each row is in one piece, and before the next one."""
+    """Whether each row is contiguous and ends before the next one."""
     return bool(matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1])
 
 
 def _has_columns(matrix: torch.Tensor) -> bool:
-    """Whether each column is in one piece, and no row is: outᵀ = bᵀ aᵀ is the product in rows."""
+    """Whether columns, and not rows, are contiguous. Then outᵀ = bᵀ aᵀ is a product with contiguous rows."""
     return bool(matrix.stride(-1) != 1 and matrix.stride(-2) == 1)

@@ -1,4 +1,4 @@
-"""Fourier transforms by a library for the hardware that the driver brings (the family fft)."""
+"""Fourier transforms by a hardware library of the device's driver (the family fft)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_DIMENSIONS = 3
 
 
 def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> str | None:
-    """Why no library transforms x along `dims` to `out`, in words that go on with «it»; None where one does."""
+    """Why no library transforms x along `dims` to `out`, in words that follow «it»; None if one does."""
     absent = LibraryCall(x.device, "fft", x.dtype.to_real()).why_not()
     if absent is not None:
         return absent
@@ -21,7 +21,7 @@ def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bo
         return f"transforms along up to {MOST_DIMENSIONS} dimensions"
     whole = x if out.is_complex() else out
     if not all(whole.shape[dim] > 1 for dim in dims):
-        return "transforms along 2 elements and more"
+        return "transforms along dimensions of 2 elements or more"
     return next(filter(None, (call.why_not() for call in _calls(x, out, dims, inverse))), None)
 
 
@@ -31,15 +31,15 @@ def workspace(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: 
 
 
 def cost(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> int | None:
-    """The routine's cost (`planning.costs`); None where the library states none."""
+    """The routine's cost (`planning.costs`); None if the library does not state it."""
     costs = [call.cost() for call in _calls(x, out, dims, inverse)]
     return None if None in costs else max(one for one in costs if one is not None)
 
 
 def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> None:
-    """out = scale · the transform of x along `dims`, of what `why_not` has nothing against.
+    """out = scale · the transform of x along `dims`. `why_not` must have returned None.
 
-    Where x is real, `out` may have all of the last of `dims`, or half of it; where `out` is, x has half of it.
+    If x is real, `out` has all elements of the last of `dims` or only half of them. If `out` is real, x has half.
     """
     *first, last = dims
     if not out.is_complex():
@@ -56,8 +56,8 @@ def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: fl
 
 
 def _make_ends_real(half: torch.Tensor, size: int) -> None:
-    """Of memory that nobody else has. The transform of real numbers begins with a real one, and has one in the middle:
-    PyTorch does not look at their imaginary parts.
+    """Clears the imaginary parts that PyTorch ignores, in place: a transform of real numbers begins with a real number,
+    and has a real one in the middle if `size` is even. Nothing else may use the memory of `half`.
     """
     imaginary = torch.view_as_real(half).select(-1, 1)
     imaginary.select(-1, 0).zero_()
@@ -68,7 +68,7 @@ def _make_ends_real(half: torch.Tensor, size: int) -> None:
 def _along(
     out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool, scale: float = 1.0
 ) -> None:
-    """The innermost ones are transformed: others are brought there, and results to where they belong."""
+    """Transforms along `dims`. The routine needs them as the innermost dimensions, so operands can be copied."""
     others = sorted((one for one in range(out.dim()) if one not in dims), key=out.stride, reverse=True)
     order = [*others, *dims]
     source, target = x.permute(order).contiguous(), out.permute(order)
@@ -83,7 +83,7 @@ def _along(
 
 
 def _calls(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> list[LibraryCall]:
-    """Those of `transform`."""
+    """The library calls of `transform`."""
     if not out.is_complex():
         first = [_call(x, dims[:-1], Transform.COMPLEX, inverse)] if len(dims) > 1 else []
         return [*first, _call(out, dims[-1:], Transform.HALF_TO_REAL, inverse)]
@@ -92,7 +92,7 @@ def _calls(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: boo
 
 
 def _call(whole: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool) -> LibraryCall:
-    """Along `dims` of a tensor with the sizes of the side that has all elements."""
+    """A call for a transform along `dims`. `whole` is the side that has all elements."""
 
     def integers() -> dict[str, int]:
         batch = math.prod(size for dim, size in enumerate(whole.shape) if dim not in dims)

@@ -1,4 +1,4 @@
-"""Matrix products, vector norms, cross products."""
+"""Matrix products, vector norms and cross products."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from torch_backplane.planning.call import elementwise_result
 
 aten = torch.ops.aten
 
-# Products of these are PyTorch's own, of the host's BLAS, where the host sees the device's memory.
+# If the host can access the device's memory, PyTorch's CPU kernels (the host's BLAS) compute products of these.
 BLAS_DTYPES = (
     torch.float32,
     torch.float64,
@@ -61,17 +61,17 @@ def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 
 @operator("_int_mm")
 def int_mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    """Of int8, to int32."""
+    """The int32 product of int8 matrices."""
     shape = (self.shape[0], mat2.shape[1])
     if any(one.shape != shape or one.dtype != torch.int32 or not one.is_contiguous() for one in call.written):
-        raise Refused("a result of another shape, dtype or layout")  # which is not resized
+        raise Refused("out has another shape or dtype or is not contiguous")  # and PyTorch does not resize it
     (out,) = call.outputs()
     if not out.numel():
         return out
     if not self.shape[-1]:
         return out.zero_()
     if products.choose(out, self, mat2) == "host":
-        # PyTorch's kernel takes one row whose strides are both 1 for others.
+        # PyTorch's kernel misreads a single row whose strides are both 1.
         usual = (one.contiguous().view(-1).view(one.shape) if 1 in one.shape else one for one in (self, mat2))
         call_on_cpu(aten._int_mm.out, *usual, out=out)
     else:
@@ -99,7 +99,7 @@ def addmm_activation(
 def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
 ) -> torch.Tensor:
-    """One product of the batches side by side, which sums over them."""
+    """Concatenates the batch along the inner dimension: a single product sums over it."""
     (out,) = call.outputs()
     runtime.check_overlaps(call.written, [self])
     if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
@@ -115,18 +115,18 @@ def addbmm(
     "addr", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex", one_dtype=["self", "vec1", "vec2"]
 )
 def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
-    """The outer product of two vectors, added to `self`, of which nothing is read where beta is 0."""
+    """beta * self + alpha * (outer product of two vectors). `self` is not read if beta is 0."""
     shape = torch.Size([*vec1.shape, *vec2.shape])
     if vec1.dim() != 1 or vec2.dim() != 1:
-        raise Refused("other than vectors")
+        raise Refused("vec1 or vec2 is not one-dimensional")
     if not (self.is_floating_point() or self.is_complex()):
-        raise RunOnCPU("products of integers")
+        raise RunOnCPU("an outer product of integers")
     if call.is_in_place and self.shape != shape:
-        raise Refused("a matrix of another shape in place")  # which refuses it
+        raise Refused("self has another shape than the result in place")
     if any(isinstance(number, complex) for number in (beta, alpha)) and not self.is_complex():
-        raise Refused("a complex number among real ones")
+        raise Refused("beta or alpha is complex and self is real")
     if any(isinstance(number, bool) for number in (beta, alpha)):
-        raise Refused("a bool among numbers")
+        raise Refused("beta or alpha is a bool")
     added = self.expand(shape)
     call.check_each_once()
     (out,) = call.outputs(like=[elementwise_result([added, vec1[:, None], vec2], self.dtype)])
@@ -146,7 +146,7 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
 @operator("addmv", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     if mat.dim() == 2 and not mat.numel() and self.shape != mat.shape[:1]:
-        raise Refused("an empty product with a number")  # PyTorch does not expand that
+        raise Refused("self has another shape than an empty product")  # PyTorch does not expand self then
     (out,) = call.outputs()
     product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
     return out
@@ -177,24 +177,24 @@ def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def host_refuses(out: torch.Tensor, *operands: torch.Tensor) -> str | None:
-    """Why the host does not compute results like this one, in place; None where it does."""
+    """Why the host does not compute results like `out`, in words that follow «it»; None if it does."""
     if not host_sees_memory(out.device):
-        return "does not see the device's memory"
+        return "cannot access the device's memory"
     if dialect_of(out.device).target.simt:
-        return "is for devices whose work items do not run in lockstep"
+        return "supports only devices whose work items do not run in lockstep"
     of_bytes = (torch.int8, torch.int32) == (operands[0].dtype, out.dtype) if operands else False
-    return None if out.dtype in BLAS_DTYPES or of_bytes else f"has no {out.dtype}".replace("torch.", "")
+    return None if out.dtype in BLAS_DTYPES or of_bytes else f"does not support {out.dtype}".replace("torch.", "")
 
 
 def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
-    """Of products with this result, where the usual one is by tiles."""
+    """Alternative forms of the generated kernel, for products that are computed by tiles."""
     dialect = dialect_of(out.device)
     by_tiles = not out.is_complex() and not (dialect.target.team_size > 1 and 1 in out.shape[-2:])
     return forms(dialect, out.dtype) if by_tiles else []
 
 
 def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
-    if a is None or out.is_complex() or 1 in out.shape[-2:]:  # kernels do the last two in several steps
+    if a is None or out.is_complex() or 1 in out.shape[-2:]:  # kernels need several steps for the last two
         return costs.on_host("products", out.dtype)
     rows, columns = out.shape[-2:]
     kind = "products of few rows" if rows < _FEW or columns < _FEW else "products"
@@ -218,7 +218,7 @@ products = Candidates(
 
 @tuning.trial("Product")
 def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
-    """Of a product as `product` describes it, of two or three dimensions."""
+    """A two- or three-dimensional product, as `product` describes it."""
     a, b = operands.given("a"), operands.given("b")
     out = a.new_empty(*a.shape[:-1], b.shape[-1])
     if operands.flag("added"):
@@ -228,22 +228,22 @@ def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
 
 
 def on_host(out: torch.Tensor) -> bool:
-    """Whether products with this result are computed by the host, in place."""
+    """Whether the host computes products with this result."""
     return products.choose(out) == "host"
 
 
 def product(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, beta: Any = 0, alpha: Any = 1
 ) -> torch.Tensor:
-    """out = beta * c + alpha * a @ b; c is not read where beta is 0."""
+    """out = beta * c + alpha * a @ b. `c` is not read if beta is 0."""
     dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
     if len(dtypes) > 1 or out.dtype in _WITHOUT_PRODUCTS:
-        raise Refused(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
+        raise Refused(f"matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
     if c is not None:
         beta, alpha = factors(out.dtype, beta, alpha)
-    # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
+    # PyTorch's Conjugate dispatch key passes lazily conjugated tensors to products.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
     chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
@@ -268,7 +268,7 @@ def product(
 def multiply_vector(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
-    """As `product`, of one row or column: each result is a reduction of its own, which divides long sums."""
+    """`product` with one row or column: each result is a separate reduction, which splits long sums."""
     shape = (*out.shape, a.shape[-1])
     operands = [a.unsqueeze(-2).expand(shape), b.mT.unsqueeze(-3).expand(shape)]
     is_float = out.is_floating_point()
@@ -292,7 +292,7 @@ def multiply_vector(
 
 
 def dot_product(dtype: torch.dtype) -> Reduction:
-    """The sum of the products of two operands, with what products and additions lose."""
+    """The sum of products of two operands, compensated for the rounding errors of products and additions."""
 
     def start(x: Expression, y: Expression, _: Expression) -> tuple[Expression, Expression]:
         product = x * y
@@ -309,18 +309,18 @@ def dot_product(dtype: torch.dtype) -> Reduction:
 
 
 def factors(dtype: torch.dtype, beta: Any, alpha: Any) -> tuple[Any, Any]:
-    """The numbers of a product of this dtype, refused where PyTorch refuses them: half precision has float32's."""
+    """beta and alpha of a product of this dtype, checked as in PyTorch. For half precision they are float32."""
     fit = value_dtype(dtype) if dtype.is_floating_point else dtype
     check_fits(fit, beta)
     if isinstance(beta, complex) and not dtype.is_complex:
-        beta = beta.real  # there is no more to it, as it fits
+        beta = beta.real  # `check_fits` has checked that the imaginary part is 0
     return beta, alpha.fitting(fit) if isinstance(alpha, Number) else alpha
 
 
 def multiply_parts(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
-    """A product of complex matrices, by four of real ones."""
+    """A product of complex matrices, as four products of real matrices."""
     left, right = ([part.contiguous() for part in torch.view_as_real(one).unbind(-1)] for one in (a, b))
     real, imaginary = (torch.empty(out.shape, dtype=left[0].dtype, device=out.device) for _ in range(2))
     run = partial(run_template, matmul, out.device, name="matmul", params=ProductParams(workspace=workspace()))
@@ -340,20 +340,20 @@ def multiply_parts(
 
 
 def number_dtype(number: Any, dtype: torch.dtype) -> torch.dtype:
-    """What kernels see a number as, beside tensors of a complex dtype."""
+    """The dtype in which kernels receive a number, together with tensors of a complex dtype."""
     is_complex = number.dtype.is_complex if isinstance(number, Number) else isinstance(number, complex)
     return dtype if is_complex else part_dtype(dtype)
 
 
 def times(number: Expression, a: Expression) -> Expression:
-    """The product with a number which is complex or, unlike in products of complex numbers, real."""
+    """The product of a number and a complex `a`. A real number scales both parts separately."""
     return number * a if number.is_complex else f.complex(number * a.real, number * a.imag)
 
 
 def multiply_on_host(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
-    """As `product`, by PyTorch's CPU kernels in the order of the stream."""
+    """`product` by PyTorch's CPU kernels, in stream order."""
     batched = out.dim() == 3
     if c is None:
         call_on_cpu(aten.bmm.out if batched else aten.mm.out, a, b, out=out)
@@ -363,15 +363,16 @@ def multiply_on_host(
 
 @operator("_compute_linear_combination")
 def _compute_linear_combination(call: Call, input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    """The sums of the slices of `input` along its first dimension, times each row of coefficients. PyTorch adds
-    them to `out=`, and reads beyond memory where there are fewer slices than coefficients.
+    """coefficients @ the slices of `input` along its first dimension. Like PyTorch, adds the result to `out=`.
+
+    PyTorch reads out of bounds if there are fewer slices than coefficients in a row; here that is an error.
     """
     if coefficients.dim() != 2 or not input.dim():
-        raise Refused("other than a coefficient for each slice")
+        raise Refused("coefficients are not a matrix, or input is zero-dimensional")
     rows, count = coefficients.shape
-    torch._check(count <= input.shape[0], lambda: f"expected {count} slices, and got {list(input.shape)}")
+    torch._check(count <= input.shape[0], lambda: f"expected {count} slices, but got {list(input.shape)}")
     if input.dtype != coefficients.dtype or not input.numel():
-        raise Refused("two dtypes, or nothing, which PyTorch refuses")
+        raise Refused("input has another dtype than coefficients, or no elements")
     (out,) = call.outputs(like=[torch.empty((rows, *input.shape[1:]), dtype=input.dtype, device="meta")])
     slices = input.reshape(input.shape[0], math.prod(input.shape[1:]))
     result = (coefficients @ slices[:count]).view(out.shape)
@@ -391,7 +392,7 @@ def _square(x: Expression) -> Expression:
     return x.real * x.real + x.imag * x.imag if x.is_complex else x * x
 
 
-# The orders of norms that have a formula of their own, for the dtype of magnitudes.
+# Orders of norms with a special formula, as reductions in the dtype of magnitudes.
 NORMS: dict[float, Callable[[torch.dtype], Reduction]] = {
     0: _summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0)),
     1: _summed(abs),
@@ -402,7 +403,7 @@ NORMS: dict[float, Callable[[torch.dtype], Reduction]] = {
 
 
 def _norm_of_order(dtype: torch.dtype) -> Reduction:
-    """Of two numbers: the order, and one over it."""
+    """A norm of any order. Its scalars are the order and 1 / order."""
     return summation(
         dtype,
         lambda x, _, order, inverse: f.power(abs(x), order),
@@ -412,12 +413,12 @@ def _norm_of_order(dtype: torch.dtype) -> Reduction:
 
 
 def norm(order: float, dtype: torch.dtype) -> tuple[Callable[[torch.dtype], Reduction], list[float]]:
-    """The vector norm of an order, as torch.linalg.vector_norm defines it, and the reduction's numbers; of complex
-    numbers by their magnitudes, which are computed in `dtype`.
+    """(reduction for the vector norm as torch.linalg.vector_norm defines it, its scalars). Complex numbers count by
+    their magnitudes, which are computed in `dtype`.
     """
     definition, scalars = NORMS.get(order), []
     if definition is None:
-        exponent = torch.tensor(order, dtype=dtype).item()  # which may be infinite, or 0
+        exponent = torch.tensor(order, dtype=dtype).item()  # can round to infinity or 0
         definition, scalars = _norm_of_order, [exponent, 1.0 / exponent if exponent else math.inf]
     return lambda seen: definition(part_dtype(seen)), scalars
 
@@ -425,7 +426,7 @@ def norm(order: float, dtype: torch.dtype) -> tuple[Callable[[torch.dtype], Redu
 @operator("linalg_vector_norm", by_value=("ord",), static={"ord": NORMS}, dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     if isinstance(ord, complex) or not (self.is_floating_point() or self.is_complex()):
-        raise Refused("an order that is complex, or a norm of integers")  # which are refused
+        raise Refused("a complex order or a norm of integers")
     if ord < 0 or ord == math.inf:
         leave_nothing(self, dim)
     compute = sum_dtype(call)
@@ -436,7 +437,7 @@ def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: 
         alone = self.reshape(out.shape)
         run_pointwise(f.absolute, [out], [alone], compute=compute, key="norm of one", name="norm_of_one")
         return out
-    order = float(ord) if self.numel() else 1.0  # of nothing, any norm is 0
+    order = float(ord) if self.numel() else 1.0  # every norm of no elements is 0
     key = ("norm", order if order in NORMS else "any")
     return reduce(call, self, dim, *norm(order, part_dtype(compute)), key=key, compute=compute)
 
@@ -451,7 +452,7 @@ def norm_of_dims_in(
     call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Any:
     if dtype is not None and (dtype.is_complex or torch.promote_types(self.dtype, dtype) != dtype):
-        raise Refused("a narrower dtype, or a complex one")  # which is refused
+        raise Refused("dtype is narrower than self's, or complex")
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 

@@ -1,7 +1,7 @@
-"""Losses that compare element by element, and their backwards.
+"""Elementwise losses and their gradients.
 
-Each is a formula; `reduction` is PyTorch's number: 0 for none, 1 for the mean and 2 for the sum. A mean or sum is taken
-in the same kernel.
+Each loss is a formula. `reduction` is PyTorch's number: 0 for none, 1 for the mean and 2 for the sum. The kernel of the
+loss also computes the mean or sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NONE, MEAN, SUM = range(3)
 def loss(
     call: Call, formula: Formula, *inputs: torch.Tensor | None, reduction: int, numbers: Sequence[float] = ()
 ) -> torch.Tensor:
-    """The result of `formula`, which takes an element of each input that is not None and the `numbers`, reduced."""
+    """The reduced loss. `formula` takes an element of each input that is not None, and then the `numbers`."""
     (out,) = call.outputs()
     write_loss(call, out, formula, *inputs, reduction=reduction, numbers=numbers)
     return out
@@ -51,12 +51,12 @@ def write_loss(
     reduction: int,
     numbers: Sequence[float] = (),
 ) -> None:
-    """The same into `out`, for operators of several results."""
+    """Writes the loss to `out`; for operators with several results."""
     tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     _check_numbers(numbers, dtype)
     if dtype == torch.bool:
-        raise Refused("a loss of bools")  # which refuses it
+        raise Refused("a loss of bools")
     key = (name, reduction, tuple(tensor is None for tensor in inputs))
     if reduction == NONE:
         scalars = [(number, dtype) for number in numbers]
@@ -77,7 +77,7 @@ def write_loss(
 
 def _check_numbers(numbers: Sequence[float], dtype: torch.dtype) -> None:
     if numbers and not dtype.is_floating_point:
-        raise Refused("a fraction among integers")  # which refuses them
+        raise Refused("a floating-point number with integer tensors")
 
 
 def loss_backward(
@@ -89,14 +89,14 @@ def loss_backward(
     numbers: Sequence[float] = (),
     contiguous: bool = False,
 ) -> torch.Tensor:
-    """`grad` times what `formula` gives of an element of each input and the `numbers`, times the share of an element in
-    a mean.
+    """`grad` times the slope that `formula` computes from an element of each input and the `numbers`. For a mean, it is
+    divided by the number of elements.
 
     Args:
-        contiguous: a new tensor is, whatever the inputs are.
+        contiguous: A new result is contiguous, whatever the strides of the inputs are.
     """
     if any(one is not None and one.dtype == torch.bool for one in inputs):
-        raise Refused("gradients of bools")  # which refuses them
+        raise Refused("a gradient of bools")
     (out,) = call.outputs(elementwise=True, contiguous=contiguous and not call.written)
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     _check_numbers(numbers, dtype)
@@ -113,7 +113,7 @@ def loss_backward(
     return out
 
 
-# Squared, and squared near zero only
+# Squared losses, and losses that are squared only near zero
 
 
 def _squared(a: Expression, b: Expression) -> Expression:
@@ -121,7 +121,7 @@ def _squared(a: Expression, b: Expression) -> Expression:
 
 
 def _smooth_l1(a: Expression, b: Expression, beta: Expression, divisor: Expression) -> Expression:
-    """`divisor` is beta, or 1 where that is 0."""
+    """`divisor` is beta, or 1 if beta is 0."""
     z = f.absolute(a - b)
     return f.where(z < beta, 0.5 * z * z / divisor, z - 0.5 * beta)
 
@@ -144,10 +144,10 @@ def _huber_slope(a: Expression, b: Expression, delta: Expression) -> Expression:
 def _of_selfs_dtype(
     call: Call, grad: torch.Tensor, self: torch.Tensor, target: torch.Tensor, contiguous: bool = False
 ) -> None:
-    """Has gradients in self's dtype, as PyTorch makes them."""
+    """Makes the gradient a tensor of self's dtype, as in PyTorch."""
     computed = torch.promote_types(torch.result_type(self, target), torch.result_type(self, grad))
     if not torch.can_cast(computed, self.dtype):
-        raise Refused("a product that is none of self's dtype")  # which refuses it
+        raise Refused("the product cannot be cast to self's dtype")
     like = elementwise_result([self, target], self.dtype)
     whole = contiguous and not call.written
     call.outputs(like=[like.new_empty(like.shape) if whole else like], elementwise=True)
@@ -155,7 +155,7 @@ def _of_selfs_dtype(
 
 @operator("mse_loss")
 def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
-    check(torch.result_type(self, target).is_floating_point, "integers")
+    check(torch.result_type(self, target).is_floating_point, "self and target do not promote to a floating-point dtype")
     return loss(call, _squared, self, target, reduction=reduction)
 
 
@@ -185,10 +185,10 @@ def smooth_l1_loss_backward(
 
 @operator("huber_loss", checks=["delta > 0"])
 def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
-    """Of self's dtype."""
+    """The result has self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):
-        raise Refused("a difference that is none of self's dtype")  # which refuses it
-    reduction = reduction if reduction in (MEAN, SUM) else NONE  # as PyTorch has it
+        raise Refused("the difference cannot be cast to self's dtype")
+    reduction = reduction if reduction in (MEAN, SUM) else NONE  # as in PyTorch
     result = elementwise_result([self, target], self.dtype)
     call.check_each_once()
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
@@ -203,7 +203,7 @@ def huber_loss_backward(
     return loss_backward(call, slope, grad_output, self, target, reduction=reduction, numbers=numbers, contiguous=True)
 
 
-# Of labels: target is a probability, or -1 and 1
+# Losses of labels: target is a probability, or -1 or 1
 
 
 def _weighted(formula: Callable[[Expression, Expression], Expression]) -> Callable[..., Expression]:
@@ -215,7 +215,7 @@ def _weighted(formula: Callable[[Expression, Expression], Expression]) -> Callab
 
 
 def _binary_cross_entropy(a: Expression, target: Expression) -> Expression:
-    """Logarithms are held at -100, so that a sure and wrong answer costs a finite sum."""
+    """Logarithms are clamped to -100, so that the loss of a confident wrong answer stays finite."""
     return (target - 1.0) * f.maximum(f.log1p(-a), -100.0) - target * f.maximum(f.log(a), -100.0)
 
 
@@ -224,7 +224,7 @@ def _binary_cross_entropy_slope(a: Expression, target: Expression) -> Expression
 
 
 def _with_logits(a: Expression, target: Expression, weight: Expression | None) -> Expression:
-    """`weight` is that of the positive answers."""
+    """`weight` is the weight of positive answers (pos_weight)."""
     log_sigmoid = f.minimum(a, 0.0) - f.log1p(f.exp(-f.absolute(a)))
     return (1.0 - target) * a - (log_sigmoid if weight is None else ((weight - 1.0) * target + 1.0) * log_sigmoid)
 
@@ -273,16 +273,16 @@ def binary_cross_entropy_with_logits(
         return value if each is None else value * each
 
     if not self.is_floating_point():
-        raise Refused("a logarithm of integers")  # which refuses it
+        raise Refused("self is not floating-point")
     check_shape(target.shape, [self])
     return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
 
 
 @operator("soft_margin_loss")
 def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Of self's dtype."""
+    """The result has self's dtype."""
     if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
-        raise Refused("a product that is none of self's dtype")  # which refuses it
+        raise Refused("self is bool, or the product cannot be cast to self's dtype")
     check_shape(self.shape, [target])
     check_same_dtype(call, self.dtype)
     scalar = torch.empty((), dtype=self.dtype, device="meta")

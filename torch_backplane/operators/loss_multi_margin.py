@@ -1,4 +1,4 @@
-"""Margin losses of rows of classes, with backward: of one target for each row, and of a set of labels."""
+"""Margin losses of rows of classes, with one target or a set of labels for each row, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch_backplane.planning.pointwise import type_name
 
 
 def _rows(call: Call, self: torch.Tensor, target: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """self as (rows, classes), contiguous. `others` must be of its dtype, as must be what is written to."""
+    """self as (rows, classes), contiguous. `others` and given results must have its dtype."""
     for other in (*call.written, *others):
-        # Not left to the CPU, where half precision is computed in float32, as its kernels have none.
+        # Raised here, because the CPU kernels do not support half precision: calls in it would run in float32.
         if other.dtype != self.dtype:
             raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(other.dtype)}")
     check(self.is_floating_point(), f"{self.dtype}".replace("torch.", ""))
     check(target.dtype == torch.int64, f"targets of {target.dtype}".replace("torch.", ""))
-    check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "a shape that is no rows of classes")
+    check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "self has more than 2 dimensions or no classes")
     return (self if self.dim() == 2 else self.view(1, -1)).contiguous()
 
 
 def _check_last(call: Call, like: torch.Tensor) -> None:
-    """Leaves a given last result that is not contiguous to the CPU; one of another shape is resized, and then it is."""
+    """Refuses a given last result that is not contiguous. One of another shape becomes contiguous as it is resized."""
     given = [one for one in call.written[-1:] if one.shape == like.shape]
-    check(all(one.is_contiguous() for one in given), "a result that is not contiguous")
+    check(all(one.is_contiguous() for one in given), "the result is not contiguous")
 
 
 def _meta(shape: Any, self: torch.Tensor) -> torch.Tensor:
@@ -38,11 +38,11 @@ def _meta(shape: Any, self: torch.Tensor) -> torch.Tensor:
 def _reduce(call: Call, out: torch.Tensor, of_rows: torch.Tensor, reduction: int) -> None:
     """Writes the losses of the rows, or their mean or sum, to `out`."""
     if of_rows.numel():
-        # Without a reduction, the loss of a single row may be a number without dimensions.
+        # Without a reduction, the loss of a single row can be zero-dimensional.
         reduction = SUM if reduction == NONE and out.dim() == 0 else reduction
         write_loss(call, out, lambda a: a, of_rows, reduction=reduction)
     else:
-        out.zero_()  # PyTorch's kernels leave it as it is
+        out.zero_()  # PyTorch's kernels leave it uninitialized
 
 
 def _share(rows: torch.Tensor, reduction: int) -> float:
@@ -56,14 +56,14 @@ def _fitting(margin: Any, self: torch.Tensor) -> Any:
 def _of_one(
     call: Call, self: torch.Tensor, target: torch.Tensor, p: float, weight: torch.Tensor | None, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """self as rows, the target of each, and the weights of classes."""
+    """(self as rows, the target of each row, the weights of classes)."""
     rows = _rows(call, self, target, *others)
-    check(p in (1, 2), "p that is neither 1 nor 2")
-    check(target.dim() <= 1 and target.numel() == rows.size(0), "targets of another size")
+    check(p in (1, 2), "p is neither 1 nor 2")
+    check(target.dim() <= 1 and target.numel() == rows.size(0), "not one target for each row")
     if weight is None:
         return rows, target.contiguous(), None
     fits = weight.dtype == self.dtype and weight.dim() <= 1 and weight.numel() == rows.size(1)
-    check(fits, "weights of another size or dtype")
+    check(fits, "weight has another dtype than self, or not one element for each class")
     return rows, target.contiguous(), weight.contiguous()
 
 
@@ -121,10 +121,10 @@ def multi_margin_loss_backward(
 def _of_labels(
     call: Call, self: torch.Tensor, target: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """self as rows, and their labels."""
+    """(self as rows, the labels of each row)."""
     rows = _rows(call, self, target, *others)
     fits = target.shape == self.shape if self.dim() == 2 else target.dim() <= 1 and target.numel() == rows.size(1)
-    check(fits, "targets of another size")
+    check(fits, "target does not match self")
     return rows, target.contiguous().view(rows.shape)
 
 
@@ -159,7 +159,7 @@ def multilabel_margin_loss_backward(
     is_target: torch.Tensor,
 ) -> torch.Tensor:
     rows, targets = _of_labels(call, self, target, grad_output, is_target)
-    check(is_target.shape == target.shape, "marks of another shape")
+    check(is_target.shape == target.shape, "is_target has another shape than target")
     _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()

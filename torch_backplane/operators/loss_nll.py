@@ -1,4 +1,4 @@
-"""Negative log likelihood, the loss under cross entropy, with backward."""
+"""Negative log likelihood loss, on which cross entropy is built, and its gradient."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch_backplane.planning import (
     run_template,
 )
 
-_FEW = 4096  # targets that one group of work items reduces; more are reduced as all sums are
+_FEW = 4096  # targets that one work group reduces; more targets go through the usual reduction
 
 
 def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """self as (batch, classes, positions), contiguous, and the targets."""
+    """(self as (batch, classes, positions), contiguous; the targets, contiguous)."""
     if target.dtype != torch.int64:
         raise Refused(f"targets of {target.dtype}")
     classes = self.shape[0] if self.dim() == 1 else self.shape[1]
@@ -30,15 +30,15 @@ def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _check_images(call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> None:
-    """Leaves to the CPU what it refuses of images. PyTorch's meta functions in Python, the only ones, do not look."""
+    """Refuses images for which the CPU kernel raises an error. PyTorch's meta functions do not check them."""
     if self.dim() != 4 or target.dim() != 3 or target.shape != (self.shape[0], *self.shape[2:]):
-        raise Refused("targets of another shape")
+        raise Refused("target does not match the shape of self")
     if weight is not None and (weight.dim() != 1 or weight.shape[0] != self.shape[1]):
-        raise Refused("weights of another number of classes")
+        raise Refused("weight does not have one element for each class")
 
 
 def _known(reduction: int, self: torch.Tensor) -> int:
-    """As PyTorch has it: of one row, and what is no reduction's number, the sum."""
+    """The reduction that PyTorch computes: for a single row and for unknown numbers, the sum."""
     return reduction if reduction == 1 or (reduction == 0 and self.dim() != 1) else 2
 
 
@@ -56,7 +56,7 @@ def nll_loss_forward(
     check_same_dtype(call, self.dtype)
     out, total_weight = call.outputs(contiguous=True)
     if not self.numel():
-        raise RunOnCPU("an empty input")
+        raise RunOnCPU("self is empty")
     values, targets = _by_positions(self, target)
     reduction = _known(reduction, self)
     if reduction == 0:
@@ -92,10 +92,10 @@ def nll_loss_backward_(
     if "nll_loss2d" in call.name:
         _check_images(call, self, target, weight)
         if grad.shape != target.shape if reduction == 0 else grad.dim() > 1 or grad.numel() != 1:
-            raise Refused("gradients of another shape")
+            raise Refused("grad_output does not have the shape of the loss")
     (out,) = call.outputs()
     if not self.numel():
-        raise RunOnCPU("an empty input")
+        raise RunOnCPU("self is empty")
     reduction = _known(reduction, self)
     with contiguous_result(out) as result:
         values, targets = _by_positions(result, target)

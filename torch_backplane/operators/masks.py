@@ -1,6 +1,6 @@
-"""What a mask selects: masked_select, masked_scatter, masked_fill, and masks as indices of tensors.
+"""Selection by masks: masked_select, masked_scatter, masked_fill, and masks as indices of tensors.
 
-The size of what is selected is in memory. So planners that need it wait for one number, and run at every call.
+The number of selected elements is in device memory. Planners that need it wait for it, and run at every call.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def expands(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """For kernels that move elements as they are; complex128 are moved as such."""
+    """`as_bits` for kernels that move elements unchanged. complex128 stays complex128."""
     return tensor if tensor.dtype == torch.complex128 else as_bits(tensor)
 
 
 @operator("masked_select", dtypes="any")
 def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
-        raise Refused("a mask that is not of bools")
+        raise Refused("mask is not bool")
     check_same_dtype(call, self.dtype)
     runtime.check_broadcast([mask, self])
     call.check_apart()
@@ -62,7 +62,7 @@ def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.T
 
 
 def select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The elements of self where the mask, of the same shape, is not zero."""
+    """The elements of self where the mask, which has self's shape, is not zero."""
     size, selection = 0, None
     if self.numel():
         selection = Selection(mask)
@@ -84,15 +84,15 @@ def write_selected(
 @operator("masked_scatter_", variants=False, dtypes="any")
 def masked_scatter_(call: Call, self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool or source.dtype != self.dtype:
-        raise Refused("a mask that is not of bools, or two dtypes")
+        raise Refused("mask is not bool, or source has another dtype than self")
     if not expands(mask.shape, self.shape):
-        raise Refused("a mask that does not broadcast to the tensor")
+        raise Refused("mask does not broadcast to self")
     runtime.check_overlaps([self], [])
     if self.numel() == 0:
         return self
     selection = Selection(mask.expand(self.shape))
     source = source.clone() if same_storage(self, source) else source
-    # Not a `contiguous_result`: what the mask leaves is kept.
+    # Not a `contiguous_result`, because elements outside the mask keep their values.
     result = self.contiguous()
     run_template(
         compact.scatter,
@@ -113,7 +113,7 @@ def choose_value(a: Expression, mask: Expression, value: Expression) -> Expressi
 
 @operator("masked_fill.Scalar", "masked_fill.Tensor", dtypes="complex")
 def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    """A value in a CPU tensor, a number, is refused by its overload's meta kernel: the one for numbers is asked."""
+    """The meta kernel of the Tensor overload rejects a value in a CPU tensor, so the Scalar overload's is used."""
     check_masked_fill(call, self, mask, value)
     check_number(value, self.dtype)
     if isinstance(value, torch.Tensor):
@@ -123,7 +123,7 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
             once, mask = of_expanded(self, mask)
             once.masked_fill_(mask, value)
             return self
-    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), 0)  # of any number, which `fitting` checks
+    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), 0)  # `fitting` checks the actual number
     if isinstance(value, torch.Tensor):
         if not call.is_in_place:
             call.outputs(like=[result], elementwise=True)
@@ -146,7 +146,7 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
 
 
 def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
-    """Raises PyTorch's errors, in the order and the words of its CPU kernels."""
+    """Raises the errors of PyTorch's CPU kernels, in the same order."""
     if not call.is_in_place:
         runtime.check_broadcast([mask, self])
     dims = value.dim() if isinstance(value, torch.Tensor) else 0
@@ -164,16 +164,16 @@ def has_masks(indices: Indices) -> bool:
 
 
 def check_masks(self: torch.Tensor, indices: Indices) -> None:
-    """Leaves to the CPU, for PyTorch's errors, masks that do not have the sizes of the dimensions they stand for."""
+    """Refuses masks whose shape differs from that of the dimensions they index: the CPU kernel raises the error."""
     dim = 0
     for index in indices:
         if index is None or index.dtype not in MASKS:
             dim += 1
             continue
         if index.dim() == 0 or index.device != self.device or self.shape[dim : dim + index.dim()] != index.shape:
-            raise Refused("a mask of other sizes, or on another device")
+            raise Refused("a mask is on another device or does not match the dimensions that it indexes")
         if index.dtype == torch.uint8:
-            # Where PyTorch's word of warning comes from.
+            # Raises PyTorch's warning about uint8 masks.
             torch.ops.aten.index.Tensor(torch.empty(0), [torch.empty(0, dtype=torch.uint8)])
         dim += index.dim()
     if dim > self.dim():
@@ -181,10 +181,10 @@ def check_masks(self: torch.Tensor, indices: Indices) -> None:
 
 
 def positions_of_masks(self: torch.Tensor, indices: Indices) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """(tensor, indices) without masks that stand for `self[indices]`.
+    """(tensor, indices) without masks that select the same elements as `self[indices]`. The tensor is a view of `self`.
 
-    A mask of several dimensions has an index for each of them, or one for all where they are one dimension of the
-    tensor that is returned, a view of `self`.
+    A mask of several dimensions becomes one index if these dimensions can be merged in the view, otherwise one index
+    for each dimension.
     """
     counted = [Selection(index) for index in indices if index is not None and index.dtype in MASKS]
     found = iter(zip(counted, sizes(counted), strict=True))
@@ -205,7 +205,7 @@ def positions_of_masks(self: torch.Tensor, indices: Indices) -> tuple[torch.Tens
 
 
 def _merged(self: torch.Tensor, dim: int, count: int) -> torch.Tensor | None:
-    """A view of self in which the dimensions from `dim` on are one; None where strides do not allow it."""
+    """A view of self in which `count` dimensions from `dim` on are merged; None if strides do not allow it."""
     shape = self.shape
     merged = [*shape[:dim], shape[dim : dim + count].numel(), *shape[dim + count :]]
     try:
@@ -215,9 +215,10 @@ def _merged(self: torch.Tensor, dim: int, count: int) -> torch.Tensor | None:
 
 
 def only_mask(self: torch.Tensor, indices: Indices) -> torch.Tensor | None:
-    """The mask that says the same as `indices` and broadcasts to self; None where there are others, too.
+    """The mask that is equivalent to `indices`, with dimensions appended so that it broadcasts to self. None if indices
+    are more than one mask.
 
-    Its strides are PyTorch's, which of a mask that is self asks whether the two are laid out alike.
+    The mask has the same strides as in PyTorch, whose checks of overlap compare them if mask and self are one tensor.
     """
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) != 1 or given[0][1].dtype not in MASKS:
@@ -231,8 +232,8 @@ def only_mask(self: torch.Tensor, indices: Indices) -> torch.Tensor | None:
 def of_expanded(
     self: torch.Tensor, mask: torch.Tensor, name: str = "masked_fill_"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What to fill in place, and where, instead of an expanded tensor: an element in memory that the mask has several
-    times is filled if any of these is set."""
+    """The tensor and the mask to use instead of an expanded tensor: each element in memory is filled if any element of
+    the mask for it is set."""
     once = each_once(self)
     if once is self:
         return self, mask
@@ -245,7 +246,7 @@ def of_expanded(
 
 
 def warn_of_expanded(name: str) -> None:
-    """PyTorch's word of warning, where an operator writes in place to an expanded tensor."""
+    """Issues PyTorch's warning about operators that write in place to an expanded tensor."""
     example = "tensor[indices] = tensor" if name == "index_put_" else "tensor[mask] = scalar"
     runtime.warn(
         f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
@@ -254,7 +255,7 @@ def warn_of_expanded(name: str) -> None:
 
 
 def fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    """Writes one value, a tensor of one element or a `Number`, to where the mask is not zero."""
+    """Writes one value, a one-element tensor or a `Number`, where the mask is not zero."""
     given, dtype = self, value_dtype(self.dtype)
     self, mask = of_expanded(self, mask, "index_put_")
     inputs, numbers = [self, mask], []

@@ -1,7 +1,7 @@
-"""What is not zero: nonzero, nonzero_static, count_nonzero.
+"""Elements that are not zero: nonzero, nonzero_static and count_nonzero.
 
-The size of most results is in memory. So their planners wait for one number, and run at every call; what they do
-before and after has plans.
+The size of most results is in device memory. Their planners wait for it, and run at every call. The steps before and
+after the wait are operators with plans (`part`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch_backplane.planning import (
 
 
 class Selection:
-    """The elements of a tensor that are not zero, counted, in memory."""
+    """The elements of a tensor that are not zero. Their number is counted in device memory."""
 
     def __init__(self, mask: torch.Tensor) -> None:
         self.mask = mask.contiguous()
@@ -36,19 +36,21 @@ class Selection:
 
     @property
     def count(self) -> torch.Tensor:
-        """How many there are, on the device."""
+        """The number of elements, on the device."""
         return self.starts[-1]
 
     def positions(self, size: int) -> torch.Tensor:
-        """The places of the first `size` of them, counted through all dimensions, int64."""
+        """The positions of the first `size` elements in the flattened tensor, int64."""
         out = torch.empty(size, dtype=torch.int64, device=self.mask.device)
         if size:
             write_positions(out, self.mask, self.starts)
         return out
 
     def coordinates(self, out: torch.Tensor, fill: int | None = None) -> torch.Tensor:
-        """out[i] = the coordinates of the i-th one, `fill` if there is none. out: (any size, dimensions), int64, of no
-        more than there are where nothing is to be filled.
+        """out[i] = the coordinates of the i-th element, or `fill` beyond the last one.
+
+        Args:
+            out: (size, dimensions), int64. Without `fill`, size must not exceed the number of elements.
         """
         if out.numel() and fill is None and self.mask.dim() == 1 and out.is_contiguous():
             write_positions(out, self.mask, self.starts)
@@ -59,7 +61,7 @@ class Selection:
 
 @part("(Tensor mask) -> Tensor", dtypes="any")
 def count_set(call: Call, mask: torch.Tensor) -> torch.Tensor:
-    """Where the results of each block of the mask, which is contiguous, begin, and how many there are in all."""
+    """The start of the results of each block of the contiguous mask, and their total number as the last element."""
     starts = torch.empty(compact.block_count(dialect_of(mask.device), mask) + 1, dtype=torch.int64, device=mask.device)
     run_template(compact.count, mask.device, starts, mask, name="nonzero")
     run_template(compact.sum_up, mask.device, starts, name="nonzero")
@@ -90,7 +92,7 @@ def write_coordinates(call: Call, out: torch.Tensor, mask: torch.Tensor, starts:
         items=out.shape[0],
         outputs={"out": out},
         inputs={"positions": positions, "total": starts[-1:]},
-        # The number of elements tells how wide positions are.
+        # The number of elements determines the width of positions (index_t).
         integers={
             "elements": mask.numel(),
             "out_step": out.stride(0),
@@ -104,7 +106,7 @@ def write_coordinates(call: Call, out: torch.Tensor, mask: torch.Tensor, starts:
 
 
 def sizes(selections: Sequence[Selection]) -> list[int]:
-    """How many elements each of them has, on the host: the one time that a call waits."""
+    """The number of elements of each selection, on the host. Waits for the device, once in a call."""
     if len(selections) == 1:
         return [int(selections[0].count.item())]
     return torch.stack([one.count for one in selections]).tolist()
@@ -118,7 +120,7 @@ def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
     if self.numel():
         selection = Selection(self)
         (size,) = sizes([selection])
-    # Its columns are contiguous, as PyTorch makes them.
+    # The columns of the result are contiguous, as in PyTorch.
     like = torch.empty(self.dim(), size, dtype=torch.int64, device="meta").t()
     (out,) = call.outputs(like=[like])
     return out if selection is None else selection.coordinates(out)
@@ -128,7 +130,7 @@ def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
 def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -> torch.Tensor:
     check_same_dtype(call, torch.int64)
     if size < 0:
-        raise Refused("a negative size")
+        raise Refused("size is negative")
     # PyTorch's meta kernel has other strides than its CPU kernel.
     (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
     call.check_apart()

@@ -1,4 +1,4 @@
-"""Batch norm with backward, and what all norms are computed with; renorm."""
+"""Batch norm and its gradient, helpers that all norms share, and renorm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dense(tensor: Optional) -> Optional:
 
 
 def new_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """An uninitialized one of the same shape."""
+    """An uninitialized contiguous tensor like `tensor`."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
@@ -80,7 +80,7 @@ def run_norm_backward(
     results: Sequence[Optional],
     saved: Saved,
 ) -> None:
-    """Writes the gradients of self, and of weight and bias, as far as there are results to write to."""
+    """Writes the gradients of self, weight and bias to the results that are not None."""
     out, *others = results
     wanted = Affine(*others)
     if not saved.self.numel():
@@ -111,44 +111,44 @@ def run_norm_backward(
 
 
 def check_channels(channels: int, **tensors: Optional) -> None:
-    """Raises PyTorch's error for a tensor that has not one number for each channel. Its kernels do not look."""
+    """Raises PyTorch's error for a tensor without one number for each channel. PyTorch's kernels do not check."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.numel() != channels:
             count = tensor.numel()
-            torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, at once
+            torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, called here
 
 
 def check_parameters(self: torch.Tensor, *parameters: Optional) -> bool:
-    """Refuses integers, and parameters of another dtype than the input's, but for float32 beside half precision:
-    whether they are.
+    """Refuses integers, and parameters of another dtype than the input's. Half precision also accepts float32
+    parameters. Returns whether it has those.
     """
-    check(self.is_floating_point(), "a norm of integers")
+    check(self.is_floating_point(), "self is not floating-point")
     given = {one.dtype for one in parameters if one is not None}
     mixed = given == {torch.float32} and self.dtype in (torch.float16, torch.bfloat16)
-    check(given <= {self.dtype} or mixed, "parameters of another dtype")
+    check(given <= {self.dtype} or mixed, "weight, bias or statistics have another dtype than self")
     return mixed
 
 
 def check_gradients(self: torch.Tensor, grad: torch.Tensor, *statistics: Optional) -> None:
-    """Refuses gradients of another dtype than the input's, and statistics of one that is not made of it."""
-    check(grad.dtype == self.dtype, "gradients of another dtype")
+    """Refuses gradients of another dtype than the input's, and statistics of dtypes that its norms do not have."""
+    check(grad.dtype == self.dtype, "the gradient has another dtype than self")
     given = {one.dtype for one in statistics if one is not None}
-    check(len(given) < 2 and given <= {self.dtype, value_dtype(self.dtype)}, "statistics of another dtype")
+    check(len(given) < 2 and given <= {self.dtype, value_dtype(self.dtype)}, "statistics have an unsupported dtype")
 
 
 def check_shape(wanted: Sequence[int], **tensors: Optional) -> None:
-    """Raises an error for a tensor of another shape. PyTorch's CPU kernels read what is not there."""
+    """Raises an error for a tensor of another shape, with which PyTorch's CPU kernels would read out of bounds."""
     for name, tensor in tensors.items():
         if tensor is not None and tuple(tensor.shape) != tuple(wanted):
             given = list(tensor.shape)
-            torch._check(False, lambda: f"expected {name} of shape {list(wanted)}, and got {given}")  # noqa: B023, at once
+            torch._check(False, lambda: f"expected {name} of shape {list(wanted)}, but got {given}")  # noqa: B023
 
 
 def new_like(
     tensors: Sequence[Optional], wanted: Sequence[bool], first: torch.memory_format = torch.preserve_format
 ) -> Results:
-    """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
-    contiguous, as PyTorch makes them and as kernels write them.
+    """An uninitialized tensor like each one, or None if it is not wanted. All but the first are gradients of
+    parameters, which are contiguous in PyTorch and as kernels write them.
     """
     formats = [first, *[torch.contiguous_format] * (len(tensors) - 1)]
     return tuple(
@@ -165,9 +165,9 @@ def _batch_sets(self: torch.Tensor) -> Sets:
 
 
 def _check_channel_tensors(self: torch.Tensor, parameters: Sequence[Optional], statistics: Sequence[Optional]) -> None:
-    """Refuses what is none of the input's dtype, or has more dimensions than channels."""
+    """Refuses parameters and statistics of unsupported dtypes, and statistics that are not one-dimensional."""
     check_parameters(self, *parameters, *statistics)
-    check(all(one is None or one.dim() == 1 for one in statistics), "statistics that are no vectors")
+    check(all(one is None or one.dim() == 1 for one in statistics), "running statistics are not one-dimensional")
 
 
 @operator("native_batch_norm", "_native_batch_norm_legit")
@@ -200,7 +200,7 @@ def _batch_norm(
     with_reserve: bool = False,
 ) -> Results:
     (weight, bias), (running_mean, running_var), training = affine, running_stats, how.training
-    check(self.dim() > 1, "no channels")
+    check(self.dim() > 1, "self has no channels")
     check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
     _check_channel_tensors(self, (weight, bias), (running_mean, running_var))
@@ -209,23 +209,23 @@ def _batch_norm(
             self.numel() > 0,
             lambda: f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
         )
-    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as
-    # updating divides by zero where there is one number in a channel.
+    # The meta kernel of the base operator, as those of the others take fewer arguments. In training it runs without
+    # running statistics, because their update divides by zero if a channel has only one number.
     given = (self, weight, bias, *((None, None) if training else running_stats), *how)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
-    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
+    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not the meta kernel's format
     if with_reserve:
-        # PyTorch leaves the one that it is given as it is.
+        # PyTorch does not change a given reserve.
         reserve = as_meta(call.written[3]) if call.written else self.new_empty(0, dtype=torch.uint8, device="meta")
         results.append(reserve)
     if not training:
         if running_mean is None or running_var is None:
             raise Refused("evaluation without running statistics")
-        # As the CPU has it: nothing is saved.
+        # As on the CPU: no statistics are saved.
         results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
     out, mean, rstd, *reserve = call.outputs(like=results)
     if training and shares_memory(self, moved):
-        self = self.clone()  # PyTorch does not refuse that
+        self = self.clone()  # PyTorch allows running statistics that share memory with self
     running = [tensor.contiguous() for tensor in moved]
     statistics = Statistics(mean, rstd) if training else Statistics(None, None)
     if running:
@@ -269,15 +269,15 @@ def _batch_norm_no_update(
 def batch_norm_update_stats(
     call: Call, self: torch.Tensor, running_mean: Optional, running_var: Optional, momentum: float
 ) -> Results:
-    """Mean and variance of each channel; those that run move towards them, the variance to the unbiased one."""
+    """Mean and variance of each channel. Running statistics are updated, the variance with the unbiased variance."""
     if self.dim() < 2 or not self.numel() or not self.is_floating_point():
-        raise Refused("no numbers of channels")
+        raise Refused("self has no channels, is empty or is not floating-point")
     compute = value_dtype(self.dtype)
     channels = self.shape[1]
     check_channels(channels, running_mean=running_mean, running_var=running_var)
     given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
     if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
-        raise Refused("running statistics of another shape or dtype")
+        raise Refused("running statistics have another shape or dtype")
     result = given[0] if given else self
     outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
     dims = [dim for dim in range(self.dim()) if dim != 1]
@@ -285,7 +285,7 @@ def batch_norm_update_stats(
     key, name = ("var_mean", compute), "batch_norm_update_stats"
     run_reduction(variance, outputs[::-1], [self], dims, [0.0], key=key, compute=compute, name=name)
     count = self.numel() // channels
-    # As a number of the kernel's, which has infinity and NaN where the host would have an error.
+    # The kernel divides: it gives infinity or NaN where a division on the host would raise an error.
     for tensor, value, degrees in ((running_mean, outputs[0], count), (running_var, outputs[1], count - 1)):
         if tensor is not None:
             scalars = [(float(number), compute) for number in (momentum, count, degrees)]
@@ -322,14 +322,14 @@ def native_batch_norm_backward(
 ) -> Results:
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
     if mean is None or rstd is None:
-        raise Refused("no statistics")
+        raise Refused("mean or variance is missing")
     check_shape(self.shape, gradients=grad)
-    torch._check(self.dim() > 1, lambda: f"an input has channels, and got one of shape {list(self.shape)}")
+    torch._check(self.dim() > 1, lambda: f"expected an input with channels, but got shape {list(self.shape)}")
     check_channels(self.shape[1], weight=weight, mean=mean, rstd=rstd)
     saved = (save_mean, save_invstd)
     _check_channel_tensors(self, (weight,), (running_mean, running_var))
     check_gradients(self, grad, *saved)
-    check(all(one is None or one.dim() == 1 for one in (weight, *saved)), "statistics or a weight that are no vectors")
+    check(all(one is None or one.dim() == 1 for one in (weight, *saved)), "weight or statistics are not vectors")
     channel = mean if weight is None else weight
     results = new_like([self, channel, channel], output_mask)
     if not self.numel():
@@ -337,7 +337,7 @@ def native_batch_norm_backward(
             if result is not None:
                 result.zero_()
         return results
-    # The kernel writes the gradient of self in any case.
+    # The kernel always writes the gradient of self.
     out = results[0] if results[0] is not None else torch.empty_like(self)
     sets = _batch_sets(self)
     how = Affine(results[1], results[2]), Evaluated(train, not train, eps)
@@ -370,23 +370,23 @@ def batch_norm_backward(
     )
 
 
-# Slices held to a norm
+# Slices with a limited norm
 
 
 @operator(
     "renorm", by_value=("p",), static={"p": [p for p in NORMS if p > 0]}, checks=["maxnorm >= 0"], dtypes="complex"
 )
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
-    """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
+    """Scales down each slice along `dim` whose norm exceeds `maxnorm`."""
     if not -self.dim() <= dim < self.dim():
-        raise Refused("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
+        raise Refused("dim is out of range")  # PyTorch's meta function does not raise the error
     (out,) = call.outputs()
     others = [d for d in range(self.dim()) if d != dim % self.dim()]
     dtype = value_dtype(self.dtype)
-    norms = torch.linalg.vector_norm(self, p, others, keepdim=True, dtype=dtype)  # half precision has too few numbers
+    norms = torch.linalg.vector_norm(self, p, others, keepdim=True, dtype=dtype)  # half precision is too inexact
 
-    # Complex numbers are multiplied by complex ones, where infinity times 0 is NaN. The 0 is an argument of the kernel,
-    # since compilers leave products with a constant 0 out (Mesa's, and Intel's where nothing is contracted).
+    # Complex numbers are multiplied by a complex factor, in which infinity times 0 is NaN. The 0 is a kernel argument,
+    # because compilers remove products with a constant 0 (Mesa's; Intel's if contraction is disabled).
     def shrink(x: Expression, size: Expression, most: Expression, zero: Expression) -> Expression:
         factor = f.where(size > most, most / (size + 1e-7), 1.0)
         return x * (f.complex(factor, zero) if dtype.is_complex else factor.to(dtype))

@@ -1,4 +1,4 @@
-"""Padding with what is there: reflection and replication, of 1 to 3 dimensions, with backward."""
+"""Reflection and replication padding in 1 to 3 dimensions, and their gradients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch_backplane.kernels.templates.unfold import linear
 from torch_backplane.planning import Call, check, check_same_dtype, contiguous_result, dialect_of, operator, run_kernel
 from torch_backplane.planning import strides as layouts
 
-_RUN = 64  # elements of a row that a thread goes through
+_RUN = 64  # elements of a row for each work item, where it is a CPU thread
 
-# Where the padded coordinate x comes from, in a dimension of `size`.
+# The source of the padded coordinate x, in a dimension of `size`.
 _ORIGIN = {
     "reflection": "x < 0 ? -x : x >= size{d} ? 2 * (size{d} - 1) - x : x",
     "replication": "x < 0 ? 0 : x >= size{d} ? size{d} - 1 : x",
 }
-# The padded coordinates y that come from i, each once, in a loop of the backward; those out of range are skipped.
+# Loops of the gradient over the padded coordinates y that come from i, each once. Those out of range are skipped.
 _COPIES = {
     "reflection": """
     for (int copy{d} = 0; copy{d} < 3; ++copy{d}) {{
@@ -35,7 +35,7 @@ _COPIES = {
 
 
 def _integers(inner: Sequence[int], outer: Sequence[int], padding: Sequence[int]) -> dict[str, int]:
-    """The innermost dimension is padded by the first two numbers, and so on outwards."""
+    """Sizes and padding for the kernel. The first two numbers of `padding` are those of the innermost dimension."""
     before = padding[::2][::-1]
     return {**named("size", inner), **named("padded", outer), **named("before", before)}
 
@@ -92,11 +92,11 @@ def _run_rows(
     integers: dict[str, int],
     names: tuple[str, str],
 ) -> None:
-    """Runs statements for rows of the only output, and for each `element` of a row.
+    """Runs the statements `of_row` for each row of the only output, and `of_element` for each `element` of it.
 
     Args:
-        integers: what `_integers` gives.
-        names: of the sizes of the output's padded dimensions, and of coordinates in them.
+        integers: The result of `_integers`.
+        names: Prefixes of the names of the output's sizes, and of coordinates.
     """
     (out,) = outputs.values()
     size, letter = names
@@ -127,8 +127,8 @@ def _run_rows(
 
 
 def _like(call: Call, self: torch.Tensor, rank: int) -> list[torch.Tensor] | None:
-    """What results of channels-last images look like, as on the CPU; None for others, of which PyTorch's meta functions
-    say the same.
+    """Meta tensors like the CPU's results for channels-last images. None for other layouts, for which PyTorch's meta
+    functions agree with the CPU.
     """
     if call.written or rank == 1:
         return None
@@ -143,7 +143,7 @@ def _like(call: Call, self: torch.Tensor, rank: int) -> list[torch.Tensor] | Non
 def _declare(mode: str, rank: int) -> None:
     @operator(f"{mode}_pad{rank}d", dtypes="complex")
     def forward(call: Call, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-        torch._check(  # which reflection_pad2d's meta kernel leaves out
+        torch._check(  # reflection_pad2d's meta kernel does not check it
             rank < self.dim() <= rank + 2,
             lambda: f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with possibly 0 batch size and other "
             f"non-zero dimensions for input, but got: {list(self.shape)}",
@@ -154,13 +154,13 @@ def _declare(mode: str, rank: int) -> None:
     @operator(f"{mode}_pad{rank}d_backward", dtypes="complex", one_dtype=["grad_output", "self"])
     def backward(call: Call, grad: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
         check_same_dtype(call, self.dtype)
-        torch._check(  # PyTorch's kernels write beyond memory
+        torch._check(  # PyTorch's kernels write out of bounds
             len(padding) == 2 * rank, lambda: f"padding size is expected to be {2 * rank}, but got: {len(padding)}"
         )
-        check(self.dim() > rank, "padding of other dimensions")
-        check(self.dtype != torch.bool and (self.is_floating_point() or self.is_complex()), "gradients of integers")
-        wanted, given = self.shape[:-rank], grad.shape[:-rank]  # PyTorch reads what is not there
-        torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
+        check(self.dim() > rank, "self has too few dimensions")
+        check(self.dtype != torch.bool and (self.is_floating_point() or self.is_complex()), "self is an integer tensor")
+        wanted, given = self.shape[:-rank], grad.shape[:-rank]  # PyTorch reads out of bounds if they differ
+        torch._check(given == wanted, lambda: f"expected a gradient of {list(wanted)} planes, but got {list(given)}")
         (out,) = call.outputs(like=_like(call, self, rank))
         if not out.is_complex():
             return pad_backward(out, grad, padding, mode)

@@ -1,4 +1,4 @@
-"""Maximum and average pooling, with backward."""
+"""Maximum and average pooling and their gradients."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from torch_backplane.planning import strides as layouts
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """(…, *sizes) as (planes, *sizes), contiguous."""
     if tensor.dim() not in (rank + 1, rank + 2):
-        raise Refused("images of another number of dimensions")  # where PyTorch's error is raised
+        raise Refused("a tensor has the wrong number of dimensions")
     return tensor.contiguous().view(math.prod(tensor.shape[:-rank]), *tensor.shape[-rank:])
 
 
 def _check_grad(grad: torch.Tensor, self: torch.Tensor, rank: int) -> None:
-    """Raises an error where gradients have other planes than images, of which PyTorch's meta functions say nothing: its
-    CPU kernels read and write what is not there.
+    """Raises an error if the gradient has other planes than the images. PyTorch's meta functions do not check that, and
+    its CPU kernels read and write out of bounds.
     """
     wanted, given = self.shape[:-rank], grad.shape[:-rank]
-    torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
+    torch._check(given == wanted, lambda: f"expected a gradient of {list(wanted)} planes, but got {list(given)}")
 
 
 def _windows(
@@ -61,8 +61,8 @@ def _run(template: Any, result: torch.Tensor, *arguments: Any, name: str) -> Non
 
 
 def _like(call: Call, self: torch.Tensor) -> list[torch.Tensor] | None:
-    """What results of images in 3 dimensions look like that are channels-last and not batched, of which PyTorch's meta
-    functions say something else; None for others.
+    """Meta tensors like the results of channels-last 3d images without a batch, for which PyTorch's meta functions give
+    other strides. None for other images.
     """
     if call.written or _rank(call) != 3 or self.dim() != 4 or self.is_contiguous():
         return None
@@ -82,7 +82,7 @@ def max_pool_with_indices(
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = (self.dtype, torch.int64)
-    check(all(one.dtype == dtype for one, dtype in zip(call.written, wanted, strict=False)), "results of other dtypes")
+    check(all(one.dtype == dtype for one, dtype in zip(call.written, wanted, strict=False)), "out has another dtype")
     out, indices = call.outputs(like=_like(call, self))
     rank = _rank(call)
     image = _planes(self, rank)
@@ -105,13 +105,13 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    check(grad.dtype == self.dtype and indices.dtype == torch.int64, "gradients or indices of another dtype")
+    check(grad.dtype == self.dtype and indices.dtype == torch.int64, "grad_output or indices have another dtype")
     rank = _rank(call)
     if rank == 3:
         check_same_dtype(call, self.dtype)
     (out,) = call.outputs(like=_like(call, self))
     _check_grad(grad, self, rank)
-    check(grad.shape == indices.shape, "indices of another shape")
+    check(grad.shape == indices.shape, "indices have another shape than grad_output")
     grad, indices = _planes(grad, rank), _planes(indices, rank)
     with contiguous_result(out) as result:
         image = _planes(result, rank)
@@ -169,7 +169,7 @@ def avg_pool_backward(
 def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
     rank = _rank(call)
     if 0 in self.shape[1:] or len(output_size) != rank:
-        raise Refused("images without elements, or another number of sizes")  # where PyTorch's error is raised
+        raise Refused("self is empty, or output_size has the wrong length")
     (out,) = call.outputs()
     with contiguous_result(out) as result:
         _run(pooling.adaptive_avg_pool, _planes(result, rank), _planes(self, rank), name="adaptive_avg_pool")
@@ -189,7 +189,7 @@ def adaptive_avg_pool_backward(call: Call, grad: torch.Tensor, self: torch.Tenso
 
 @operator("adaptive_avg_pool2d.out", "adaptive_avg_pool3d.out", variants=False)
 def adaptive_avg_pool_out(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """`adaptive_avg_pool2d` itself is composed of what is above."""
+    """The functional forms are composed of `_adaptive_avg_pool2d` and `_adaptive_avg_pool3d`."""
     aten = torch.ops.aten
     result = (aten._adaptive_avg_pool3d if _rank(call) == 3 else aten._adaptive_avg_pool2d)(self, output_size)
     (out,) = call.outputs(like=[result])
@@ -219,7 +219,7 @@ def adaptive_max_pool_backward(
     call: Call, grad: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
 ) -> torch.Tensor:
     rank = _rank(call)
-    check(grad.shape == indices.shape and indices.dtype == torch.int64, "indices of another shape or dtype")
+    check(grad.shape == indices.shape and indices.dtype == torch.int64, "indices have another shape or dtype")
     _check_grad(grad, self, rank)
     grad, indices = _planes(grad, rank), _planes(indices, rank)
     (out,) = call.outputs()
@@ -237,11 +237,11 @@ def fractional_max_pool(
     image = _planes(self, rank)
     samples = random_samples.dim() == 3 and random_samples.numel() == image.shape[0] * rank
     if not samples or random_samples.dtype != self.dtype:
-        raise Refused("other than a sample for each plane and dimension")
+        raise Refused("not one random sample for each plane and dimension, of self's dtype")
     if len(window) != rank or len(output_size) != rank:
-        raise Refused("another number of sizes")
+        raise Refused("kernel_size or output_size has the wrong length")
     if min(window) <= 0:
-        raise RunOnCPU("windows of no elements")
+        raise RunOnCPU("kernel_size is not positive")
     out, indices = call.outputs()
     with contiguous_result(out) as result, contiguous_result(indices) as places:
         values, places = _planes(result, rank), _planes(places, rank)
@@ -264,7 +264,7 @@ def fractional_max_pool_backward(
     _check_grad(grad, self, rank)
     _check_grad(indices, self, rank)
     if grad.shape != indices.shape or tuple(grad.shape[-rank:]) != tuple(output_size):
-        raise Refused("gradients, indices and results of several shapes")
+        raise Refused("grad_output, indices and output_size do not match")
     check_same_dtype(call, self.dtype)
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     rows = [_planes(tensor, rank).flatten(1) for tensor in (self, indices, grad)]
@@ -276,18 +276,18 @@ def fractional_max_pool_backward(
 def max_unpool(
     call: Call, self: torch.Tensor, indices: torch.Tensor, output_size: list[int], *others: list[int]
 ) -> torch.Tensor:
-    """Zeros with the elements of self at the places that max_pool found them at."""
+    """Zeros, with the elements of self at the positions in `indices`, where max_pool found them."""
     rank = _rank(call)
     if self.shape != indices.shape or indices.dtype != torch.int64 or len(output_size) != rank or not self.numel():
-        raise Refused("indices of another shape or dtype")
+        raise Refused("self is empty, or indices or output_size do not match it")
     if any(size <= 0 for sizes in (output_size, *others[:1]) for size in sizes):
-        raise Refused("sizes that are none")
+        raise Refused("output_size or stride is not positive")
     values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
     check_same_dtype(call, self.dtype)
-    check(all(len(sizes) == rank for sizes in others), "sizes of other dimensions")
+    check(all(len(sizes) == rank for sizes in others), "stride or padding has the wrong length")
     if rank == 3 and any(not given.is_contiguous() for given in call.written):
-        raise Refused("a result that is not contiguous")
-    # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
+        raise Refused("out is not contiguous")
+    # PyTorch's decomposition is not used, because it refuses calls that are not deterministic on CUDA.
     shape = [*self.shape[:-rank], *output_size]
     memory_format = layouts.suggested(self.shape, self.stride()) if rank == 2 else torch.contiguous_format
     laid_out = layouts.laid_out(shape, memory_format)

@@ -15,9 +15,7 @@ from torch_backplane.operators.binary_ops import rounded
 from torch_backplane.planning import Call, Number, RunOnCPU, check_fits, operator, plan_pointwise, run_pointwise
 from torch_backplane.planning.declare import check_supported
 
-# Powers and roots
-
-# Exponents that people write, for which a formula is faster and nearer than the power function.
+# Common exponents for which a formula is faster and more accurate than the power function.
 _POWERS: dict[float, Formula] = {
     0: lambda a: f.full_like(a, 1),
     1: lambda a: a,
@@ -31,8 +29,8 @@ _POWERS: dict[float, Formula] = {
 
 
 def power_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What powers of `dtype` are computed in. complex128 for complex64, if the device has it: the rounding error of
-    exp(b log(a)) grows with the exponent.
+    """The dtype in which powers of `dtype` are computed. It is complex128 for complex64, if the device supports it: the
+    rounding error of exp(b log(a)) grows with the exponent.
     """
     if dtype == torch.complex64 and torch.complex128 in _C.device_properties(device.index).dtypes:
         return torch.complex128
@@ -68,6 +66,6 @@ def power(call: Call, base: Any, exponent: Any) -> torch.Tensor:
 
     (result,) = call.meta(call.functional)
     if isinstance(base, Number) and not all(torch.can_cast(result.dtype, given.dtype) for given in call.written):
-        raise RunOnCPU("a result of another dtype")  # which is filled where the base is 1, and refused otherwise
+        raise RunOnCPU("out has another dtype")  # PyTorch fills it if the base is 1, and raises an error otherwise
     base, exponent = (rounded(one, result.dtype, call.device) for one in (base, exponent))
     return plan_pointwise("pow", formula, call, (base, exponent), fitting="any")

@@ -1,4 +1,4 @@
-"""Numbers at equal distances: arange, range, linspace, logspace."""
+"""Evenly spaced numbers: arange, range, linspace and logspace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arange_by(call: Call, start: float, end: float, step: float, *options: Any) 
     return line(call, start, end, step)
 
 
-# What PyTorch makes the ends of a range, and refuses those that are beyond it; of integers, int64.
+# The dtype to which PyTorch converts the ends of a range, int64 for integers. It refuses ends that do not fit.
 _COUNTED_IN = {
     torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64,
     torch.float64: torch.float64,
@@ -35,7 +35,7 @@ _COUNTED_IN = {
 
 
 def row(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """The output of a range, like what the meta kernel says. An `out=` of as many elements keeps its shape."""
+    """The output of a range, like the meta kernel's result. An `out=` with as many elements keeps its shape."""
     for given in call.written:
         if given.numel() == like.numel():
             like = given
@@ -44,7 +44,7 @@ def row(call: Call, like: torch.Tensor) -> torch.Tensor:
 
 
 def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
-    """start, start + step, …: as many numbers as the output has."""
+    """start, start + step, …: one number for each element of the output."""
     (like,) = call.meta()
     check_counted(like.dtype, start, end, step)
     for given in call.written:
@@ -57,22 +57,22 @@ def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
     out = row(call, like)
     compute = value_dtype(out.dtype)
     if compute == torch.bool or compute.is_complex:
-        raise Refused("a range of bools, or of complex numbers")  # which refuses it
+        raise Refused("a range of bools or complex numbers")
     check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
     if compute.is_floating_point:
-        check_fits(compute, start, step)  # the CPU counts in float64: a step that none is made of may be larger
+        check_fits(compute, start, step)  # the CPU computes in float64, and accepts a larger step that is not used
     number = torch.sym_float if compute.is_floating_point else torch.sym_int
     write_line(out, number(start), number(step), compute)
     return out
 
 
 def check_counted(dtype: torch.dtype, *numbers: float) -> None:
-    """Leaves ranges to the CPU whose length is not what PyTorch's kernels count, which overflow in int64, and round in
-    float64 for every other dtype. Meta kernels count exactly."""
+    """Leaves ranges of large numbers to the CPU. PyTorch's kernels compute their length in int64, which overflows, or
+    for other dtypes in float64, which rounds. Meta kernels compute it exactly."""
     most = 2**61 if dtype == torch.int64 else 2**52
     for number in numbers:
         if (not isinstance(number, float) or dtype == torch.int64) and (number < -most or number > most):
-            raise RunOnCPU("a range of numbers whose distance PyTorch rounds")
+            raise RunOnCPU("a range of large numbers, whose length PyTorch rounds")
 
 
 def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtype) -> None:
@@ -89,7 +89,7 @@ def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtyp
 
 @operator("range.out", sizes=("start", "end", "step"), variants=False)
 def range_by(call: Call, start: float, end: float, step: float) -> Any:
-    if not call.written[0].is_floating_point():  # PyTorch's kernel, and its meta kernel, divide by what it is then
+    if not call.written[0].is_floating_point():  # PyTorch's kernels divide by the step, converted to an integer
         torch._check(not -1 < step < 1, lambda: "step must be nonzero")
     return line(call, start, end, step)
 
@@ -105,12 +105,12 @@ def logspace(call: Call, start: float, end: float, steps: int, base: float) -> A
 
 
 def spaced(call: Call, start: float, end: float, steps: int, base: float | None) -> torch.Tensor:
-    """`steps` numbers from start to end, or powers of `base` with these exponents. As the CPU computes them: the first
-    half counted from the start, the other from the end."""
+    """`steps` numbers from start to end, or powers of `base` with these exponents. As on the CPU, the first half is
+    computed from the start and the second half from the end."""
     (like,) = call.meta()
     out = row(call, like)
     if not (out.is_floating_point() or out.is_complex()):
-        raise RunOnCPU("it rounds to integers")
+        raise RunOnCPU("the result is rounded to integers")
     compute = value_dtype(out.dtype)
     if steps == 0:
         return out
@@ -134,13 +134,13 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
 
 
 def halves(steps: int) -> tuple[int, int]:
-    """(where counting from the end begins, the last position)."""
+    """(first position that is computed from the end, last position)."""
     return max(steps // 2, 1), steps - 1
 
 
 def spaced_narrowly(out: torch.Tensor, start: float, end: float, steps: int) -> torch.Tensor:
-    """linspace in float16 and bfloat16: PyTorch's kernels round the ends, their distance, the step, the position, the
-    product of these two and the sum. A kernel rounds where it stores."""
+    """linspace in float16 and bfloat16. PyTorch's kernels round the ends, their distance, the step, the position, the
+    product of step and position, and the sum. Kernels here round when they store, so each product is stored."""
     first, last = (torch.tensor(one, dtype=out.dtype) for one in (start, end))
     step = ((last - first) / torch.tensor(steps - 1, dtype=out.dtype)).item() if steps > 1 else 0.0
     half, greatest = ((place, torch.int64) for place in halves(steps))

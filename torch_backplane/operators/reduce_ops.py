@@ -1,4 +1,4 @@
-"""Sums, extremes, variances and the like over dimensions, and cumulative ones."""
+"""Reductions over dimensions (sums, extrema, variances and others), and cumulative operators."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def reduce(
     compute: torch.dtype | None = None,
     whole_if_empty: bool = True,
 ) -> Any:
-    """Reduces `tensor` over `dims` to the call's outputs; returns what the operator returns.
+    """Reduces `tensor` over `dims` to the call's outputs, and returns the operator's results.
 
     Args:
-        dims: of the tensor; None: all, and so is an empty list with `whole_if_empty`.
-        definition: makes the reduction for the dtype that `start` sees.
-        scalars: the reduction's numbers.
-        compute: that dtype; by default the tensor's own, float32 for float16 and bfloat16.
+        dims: The dimensions to reduce. None means all, as does an empty list with `whole_if_empty`.
+        definition: Makes the reduction for a compute dtype.
+        scalars: The scalars of the reduction.
+        compute: The compute dtype. Defaults to the dtype of the tensor (float32 for float16 and bfloat16).
     """
     outputs = call.outputs()
     compute = compute or value_dtype(tensor.dtype)
@@ -75,7 +75,7 @@ def reduce(
 
 
 def list_of(dims: Dims, rank: int, whole_if_empty: bool = True) -> list[int]:
-    """What `dims` means for a tensor of `rank` dimensions."""
+    """The list of dimensions that `dims` means for a tensor of `rank` dimensions."""
     if isinstance(dims, int):
         return [dims]
     return list(range(rank)) if dims is None or (not dims and whole_if_empty) else list(dims)
@@ -103,12 +103,12 @@ def total(dtype: torch.dtype) -> Reduction:
 
 
 def total_of_few(dtype: torch.dtype) -> Reduction:
-    """As `total`, and what each addition loses is kept: PyTorch's CPU sums a diagonal in float64."""
+    """`total` with the rounding error of every addition compensated: PyTorch's CPU kernel sums diagonals in float64."""
     return replace(total(dtype), add=None)
 
 
 def bits_in_common(dtype: torch.dtype) -> Reduction:
-    """The exclusive or of all numbers as uint64; of floats the bits of float64."""
+    """The exclusive or of all numbers as uint64. Floats are converted to float64 and taken as bits."""
 
     def bits(x: Expression, _: Expression) -> Expression:
         return x.to(torch.float64).view(torch.uint64) if f.is_float(x) else x.to(torch.uint64)
@@ -118,7 +118,7 @@ def bits_in_common(dtype: torch.dtype) -> Reduction:
 
 @operator("hash_tensor")
 def hash_tensor(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, mode: int) -> Any:
-    check(mode == 0, "a way of mixing that there is not")
+    check(mode == 0, "mode is not 0")
     return reduce(call, self, dim, bits_in_common, key="hash_tensor")
 
 
@@ -132,7 +132,7 @@ def product(dtype: torch.dtype) -> Reduction:
     if not dtype.is_floating_point:
         return Reduction([dtype], [1], lambda x, _: x, lambda a, b: a * b, lambda s, _: s)
 
-    # Beside the product stands what its roundings have lost, which fma says.
+    # The state is the product and its rounding error, which fma computes.
     def combine(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
         both = a * b
         return both, f.fma(lost_a, b, f.fma(a, b, -both) + a * lost_b)
@@ -148,7 +148,7 @@ def total_without_nan(dtype: torch.dtype) -> Reduction:
 
 
 def sum_dtype(call: Call) -> torch.dtype:
-    """What a sum is computed in: the dtype of the result that PyTorch gives it."""
+    """The dtype in which a sum is computed: the compute dtype of PyTorch's result."""
     return value_dtype(call.meta(call.functional)[0].dtype)
 
 
@@ -161,14 +161,14 @@ def sum_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: to
 def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     for given in call.written:
         if not (given.is_floating_point() or given.is_complex()):
-            raise Refused("a mean as an integer")  # which it refuses
+            raise Refused("out is not floating-point or complex")
     return reduce(call, self, dim, average, key="mean", compute=sum_dtype(call))
 
 
 @operator("nansum")
 def nansum(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     compute = sum_dtype(call)
-    if dim is not None and not dim:  # is all, which PyTorch's meta kernel does not know
+    if dim is not None and not dim:  # means all dimensions, but not to PyTorch's meta kernel
         (result,) = call.meta(call.functional)
         call.outputs(like=[result.new_empty([1] * self.dim() if keepdim else [])])
     return reduce(
@@ -189,11 +189,11 @@ def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
 @operator("trace", dtypes="complex")
 def trace(call: Call, self: torch.Tensor) -> Any:
     if self.dim() != 2:
-        raise Refused("the trace of no matrix")  # refused there
+        raise Refused("self is not a matrix")
     return reduce(call, self.diagonal(), None, total_of_few, key="trace", compute=sum_dtype(call))
 
 
-# --- truth
+# --- logical
 
 
 def whether_any(dtype: torch.dtype) -> Reduction:
@@ -226,9 +226,9 @@ def all_whole(call: Call, self: torch.Tensor) -> Any:
 
 @operator("equal", dtypes="complex")
 def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
-    """Waits for the device, as the answer is Python's, so there is no plan where the contents decide."""
+    """Waits for the device, because it returns a Python bool. Calls that compare elements therefore have no plan."""
     if self.dtype != other.dtype:
-        raise RunOnCPU("tensors of two dtypes")
+        raise RunOnCPU("self and other have different dtypes")
     if self.shape != other.shape:
         return False
     if self.numel() == 0:
@@ -242,20 +242,20 @@ def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(found.item())
 
 
-# --- extremes
+# --- extrema
 
 
 def leave_nothing(tensor: torch.Tensor, dims: Dims) -> None:
-    """Leaves reductions over no elements to the CPU, whose error they are, where they have no identity."""
+    """Refuses reductions without an identity over no elements: the CPU kernel raises the error."""
     rank = tensor.dim()
     if tensor.numel() == 0 and any(not -rank <= dim < rank or not tensor.shape[dim] for dim in list_of(dims, rank)):
-        raise Refused("the extreme of nothing")
+        raise Refused("a reduction without an identity over no elements")
 
 
 def extreme(
     call: Call, tensor: torch.Tensor, dims: Dims, definition: Callable[[torch.dtype], Reduction], *, key: str
 ) -> Any:
-    """As `reduce`, of elements that can be compared."""
+    """`reduce` in a dtype whose numbers can be compared."""
     leave_nothing(tensor, dims)
     return reduce(call, tensor, dims, definition, key=key, compute=comparable(tensor.dtype))
 
@@ -269,7 +269,7 @@ def minimum(dtype: torch.dtype) -> Reduction:
 
 
 def first(wins: Callable[[Expression, Expression], Expression], dtype: torch.dtype) -> tuple[Any, Any]:
-    """(start, combine) of the first element that no other one wins against; NaN wins against all."""
+    """(start, combine) for the first element that no other one wins against. NaN wins against all numbers."""
 
     def combine(a: Expression, a_at: Expression, b: Expression, b_at: Expression) -> tuple[Expression, Expression]:
         better, same = wins(b, a), b == a
@@ -283,7 +283,7 @@ def first(wins: Callable[[Expression, Expression], Expression], dtype: torch.dty
 
 
 def argument_of(greater: bool, with_value: bool) -> Callable[[torch.dtype], Reduction]:
-    """The reduction to the position of the greatest (else least) element, and to the element if `with_value`."""
+    """The reduction to the position of the greatest (or least) element; to (element, position) if `with_value`."""
 
     def definition(dtype: torch.dtype) -> Reduction:
         start, combine = first((lambda b, a: b > a) if greater else (lambda b, a: b < a), dtype)
@@ -332,10 +332,10 @@ def argmin(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> An
 
 
 def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
-    """Reductions from (mean, what it lacks, sum of squared differences from it, count), which combine as in Chan, Golub
-    and LeVeque (1979), and a number for `finish`.
+    """A reduction with the state (mean, rounding error of the mean, sum of squared differences from the mean, count),
+    combined as by Chan, Golub and LeVeque (1979). `finish` also takes one scalar.
 
-    A mean in one number is off by more than the deviation allows where it is thousands of times that.
+    Without its rounding error, a mean that is thousands of times the deviation would be too inexact.
     """
 
     def combine(*states: Expression) -> tuple[Expression, ...]:
@@ -344,16 +344,16 @@ def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
         share = f.where(n > 0.0, n_b / f.maximum(n, 1.0), 0.0)
         delta = (mean_b - mean_a) + (low_b - low_a)
         mean, lost = two_sum(mean_a, delta * share)
-        none = n_a == 0.0  # then the difference is the whole mean, and would round off what it lacks
+        none = n_a == 0.0  # then delta is the whole mean of b: adding it would lose b's rounding error
         mean, low = f.where(none, mean_b, mean), f.where(none, low_b, low_a + lost)
-        return mean, low, m2_a + (m2_b + delta * share * n_a * delta), n  # 0 where a side is empty, however large delta
+        return mean, low, m2_a + (m2_b + delta * share * n_a * delta), n  # this order avoids inf * 0 for an empty side
 
     return Reduction([dtype] * 4, [0.0] * 4, lambda x, *_: (x, 0.0, 0.0, 1.0), combine, finish, scalars=[dtype])
 
 
 def spread(root: bool, with_mean: bool) -> Callable[[torch.dtype], Reduction]:
-    """Variance (or its root), and the mean if `with_mean`; of a number, by which the degrees of freedom are fewer than
-    the elements.
+    """Variance (or its square root), and the mean if `with_mean`. The scalar is the correction: the number of elements
+    minus the degrees of freedom.
     """
 
     def definition(dtype: torch.dtype) -> Reduction:
@@ -374,7 +374,7 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
     @operator(f"{name}.correction", by_value=("correction",), dtypes="complex")
     def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
         if not (self.is_floating_point() or self.is_complex()):
-            raise Refused("no variance of integers")  # refused there
+            raise Refused("a variance of integers")
         correction = 1 if correction is None else correction
         check_fits(torch.float64, correction)
         degrees = float(correction.real)
@@ -386,7 +386,7 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
 
 
 def warn_of_degrees(name: str, self: torch.Tensor, dim: Dims, correction: float) -> None:
-    """PyTorch's word of warning, where there are no degrees of freedom."""
+    """Issues PyTorch's warning if there are no degrees of freedom."""
     dims = {one % max(1, self.dim()) for one in list_of(dim, self.dim())}
     reduced = math.prod(size for d, size in enumerate(self.shape) if d in dims)
     kept = math.prod(size for d, size in enumerate(self.shape) if d not in dims)
@@ -400,7 +400,7 @@ def warn_of_degrees(name: str, self: torch.Tensor, dim: Dims, correction: float)
 def complex_spread(
     call: Call, self: torch.Tensor, dim: Dims, degrees: float, keepdim: bool, root: bool, with_mean: bool
 ) -> Any:
-    """The variance of complex numbers is that of their real parts and that of their imaginary parts together."""
+    """The variance of complex numbers is the sum of the variances of their real and imaginary parts."""
     outputs = call.outputs()
     real, imaginary = torch.view_as_real(self).unbind(-1)
     dims = list_of(dim, self.dim())
@@ -440,7 +440,7 @@ def log_of_summed_exponentials(dtype: torch.dtype) -> Reduction:
 @operator("logsumexp")
 def logsumexp(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
     if list_of(dim, self.dim(), whole_if_empty=False) == [] and self.dim() and self.numel() and not keepdim:
-        raise Refused("no dimensions, which its sum takes for all and its greatest element keeps")
+        raise Refused("an empty dim, which means all dimensions to PyTorch's sum and none to its maximum")
     return reduce(call, self, dim, log_of_summed_exponentials, key="logsumexp", compute=sum_dtype(call))
 
 
@@ -449,7 +449,7 @@ def logsumexp(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
 
 def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> torch.Tensor:
     if out.dtype == torch.bool:
-        raise Refused("results of bool")
+        raise Refused("a bool result")
     if out.numel():
         with contiguous_result(out) as result:
             source = self.to(out.dtype).contiguous()
@@ -480,7 +480,7 @@ def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None)
 @operator("_logcumsumexp")
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     if not self.dtype.is_floating_point:
-        raise Refused(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
+        raise Refused(f"logcumsumexp of {self.dtype}".replace("torch.", ""))
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     (out,) = call.outputs(like=[like])
@@ -492,6 +492,6 @@ def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
 def cumulative_extremum(call: Call, self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
     name = "cummax" if "cummax" in call.name else "cummin"
     if self.numel():
-        self = self.clone() if same_storage(self, values) else self  # PyTorch does not refuse that
+        self = self.clone() if same_storage(self, values) else self  # which PyTorch allows
         with contiguous_result(values) as best, contiguous_result(indices) as places:
             run_template(extremum, self.device, best, places, self.contiguous(), dim, name, name=name)

@@ -1,4 +1,4 @@
-"""repeat_interleave: each number as often as another one says."""
+"""repeat_interleave: repeats each index as often as `repeats` says."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch_backplane.planning import (
     run_kernel,
 )
 
-_RUN = 256  # neighbouring results for each work item, which searches for the first one only
+_RUN = 256  # adjacent results for each work item, which searches only for the first of them
 
 
 def _reporting(text: str) -> dict[str, Any]:
-    """What kernels need that compute in int64 and report numbers with `refuse`."""
+    """Arguments of kernels that compute in int64 and report bad numbers with `refuse`."""
     return {
         "numbers": {"text": (torch.int32, errors.text_number(text))},
         "value": torch.int64,
@@ -32,9 +32,9 @@ def _reporting(text: str) -> dict[str, Any]:
 
 @operator("repeat_interleave.Tensor")
 def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None) -> torch.Tensor:
-    """Waits for the result's size, unless it is given."""
+    """Waits for the size of the result, unless `output_size` is given."""
     if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64):
-        raise Refused("numbers that are no vector, or of another dtype")
+        raise Refused("repeats is not an int32 or int64 vector")
     if repeats.numel() == 0:
         size, ends = 0, repeats
     else:
@@ -42,7 +42,7 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
         if not output_size:
             size, least = torch.stack([ends[-1], repeats.amin().to(torch.int64)]).tolist()
             if least < 0:
-                raise RunOnCPU("negative numbers")
+                raise RunOnCPU("repeats has negative numbers")
         else:
             size = output_size
             _report_negative(repeats)

@@ -1,5 +1,6 @@
-"""Recurrent layers: what csrc/aten/rnn_layers.cpp makes LSTM, GRU and RNN of. A step is a kernel, or the host computes
-a whole layer, where it computes products.
+"""Recurrent layers: the operators of which csrc/aten/rnn_layers.cpp composes LSTM, GRU and RNN.
+
+A step is a kernel. On devices on which the host can compute products, it can also compute a whole layer.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call
 
 backplane = torch.ops.backplane
 
-_LSTM, _GRU = 2, 3  # PyTorch's numbers of kinds of layers
-_SAVED = {_LSTM: 5, _GRU: 4}  # how many times the state's columns steps save
+_LSTM, _GRU = 2, 3  # PyTorch's numbers for kinds of layers
+_SAVED = {_LSTM: 5, _GRU: 4}  # columns that a step saves, as a multiple of those of the state
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Itself where rows are contiguous, else a copy."""
+    """The tensor itself if its rows are contiguous, else a copy."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -134,11 +135,11 @@ layers = Candidates(
 )
 
 
-_NAMES = ("RNNReLU", "RNNTanh", "LSTM", "GRU")  # by PyTorch's numbers
+_NAMES = ("RNNReLU", "RNNTanh", "LSTM", "GRU")  # by PyTorch's numbers for kinds of layers
 
 
 def _problem(input: torch.Tensor, hx: torch.Tensor, params: Sequence[torch.Tensor], mode: int) -> tuning.Problem:
-    """A layer, forwards: gradients are computed by who computed it."""
+    """The forward pass of a layer. The same implementation then computes its gradients."""
     directions, _, hidden = hx.shape
     both, biases = directions == 2, len(params) == 4 * directions
     return tuning.Problem.of(_NAMES[mode], input.dtype, input=input, hidden=hidden, biases=biases, both=both)
@@ -174,14 +175,14 @@ def layer(
     mode: int,
     training: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The states after all steps, the last states, the last cells and what gradients need; in one direction or both."""
+    """(states after all steps, last states, last cells, tensor saved for gradients), for one direction or both."""
     if layers.choose(input, problem=partial(_problem, input, hx, params, mode)) != "host":
-        raise RunOnCPU("steps are operators of their own")
+        raise RunOnCPU("each step is a separate operator")
     time, batch, _ = input.shape
     directions, _, hidden = hx.shape
     of_lstm = mode == _LSTM
     if not training or mode not in _SAVED or (of_lstm and input.dtype == torch.float32):
-        saved = input.new_empty(0)  # nobody knows how much oneDNN saves: gradients compute the layer again
+        saved = input.new_empty(0)  # oneDNN does not tell how much it saves, so gradients compute the layer again
     else:
         saved = input.new_empty(directions, time, batch, _SAVED[mode] * hidden)
     out, hy = input.new_empty(time, batch, directions * hidden), input.new_empty(hx.shape)
@@ -192,7 +193,7 @@ def layer(
 
 
 def _if_any(result: torch.Tensor) -> torch.Tensor | None:
-    """None of what holds nothing."""
+    """The result, or None if it is empty."""
     return result if result.numel() else None
 
 
@@ -213,10 +214,10 @@ def layer_backward(
     saved: torch.Tensor,
 ) -> list[torch.Tensor]:
     """The gradients of input, hx, cx, and of all parameters."""
-    # Who saves nothing is the host, whoever is preferred by now.
+    # If nothing is saved, the host has computed the layer, whatever the preferred library is now.
     problem = partial(_problem, input, hx, params, mode)
     if (saved.numel() or mode not in _SAVED) and layers.choose(input, problem=problem) != "host":
-        raise RunOnCPU("steps are operators of their own")
+        raise RunOnCPU("each step is a separate operator")
     of_input, of_hx, of_cx = (input.new_empty((0,) if one is None else one.shape) for one in (input, hx, cx))
     of_params = [input.new_empty(one.shape) for one in params]
     given = (grad, grad_hy, grad_cy, input, hx, cx, params, mode, out, hy, cy, saved)

@@ -1,4 +1,4 @@
-"""gather, scatter and its like: an index for each element."""
+"""gather, scatter and similar operators, with an index for each element."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse
 
 def _check_reduction(reduce: str, known: Sequence[str]) -> None:
     if reduce not in known:
-        raise Refused("an unknown reduction")  # for PyTorch's error
+        raise Refused("reduce is unknown")
 
 
 def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, combine: str) -> torch.Tensor:
@@ -82,7 +82,7 @@ def scatter_reduce_two(
         raise Refused(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     wide = value_dtype(self.dtype)
     if reduce == "mean" and wide != self.dtype:
-        (out,) = call.outputs()  # the sum and the number of elements may be more than half precision has
+        (out,) = call.outputs()  # half precision may not hold the sum and the number of elements
         found = self.to(wide).scatter_reduce(dim, index, source.to(wide), reduce, include_self=include_self)
         return out.copy_(found)
     out = copied(call, self)

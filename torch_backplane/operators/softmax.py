@@ -1,4 +1,4 @@
-"""softmax and log_softmax, with backward."""
+"""softmax, log_softmax and their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _forward(call: Call, self: torch.Tensor, dim: int, half_to_float: bool, log:
     if not self.dtype.is_floating_point:
         raise Refused(f"softmax of {self.dtype}".replace("torch.", ""))
     if half_to_float and self.dtype != torch.float16:
-        raise Refused("half to float of another dtype")  # PyTorch refuses it
+        raise Refused("half_to_float of another dtype than float16")
     (out,) = call.outputs()
     if out.numel():
         with contiguous_result(out) as result:
@@ -38,7 +38,7 @@ def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, lo
     if not grad.dtype.is_floating_point:
         raise Refused(f"the gradient of softmax of {grad.dtype}".replace("torch.", ""))
     (out,) = call.outputs()
-    # In PyTorch's words of softmax. Of log_softmax it does not look, and reads beyond memory.
+    # PyTorch raises this error for softmax. For log_softmax it does not check, and reads out of bounds.
     torch._check(
         grad.shape == output.shape,
         lambda: "Expected tensor for argument #1 'grad' to have same size as tensor for argument #2 'output'; but "
@@ -68,16 +68,16 @@ def _log_softmax_backward_data(
     return _backward(call, grad_output, output, dim, log=True)
 
 
-# Softmax of what a mask (true: left out) leaves
+# Softmax of the elements that a mask leaves (true: left out)
 
 
 def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, shaped: int) -> torch.Tensor:
-    """A mask of self's shape. shaped 0: of each (row, column), 1: of each (batch, column), 2: of that shape already."""
+    """The mask, expanded to self's shape. It is (rows, columns) for `shaped` 0, (batch, columns) for 1, whole for 2."""
     shape = {0: self.shape[-2:], 1: (self.shape[0], self.shape[-1]), 2: self.shape} if self.dim() else {2: self.shape}
     if mask.dtype != torch.bool or mask.shape != shape.get(shaped) or (shaped == 0 and shape[0][0] != shape[0][1]):
-        raise Refused("a mask of another shape or dtype")
+        raise Refused("mask has another shape or is not bool")
     if shaped < 2 and self.dim() != 4:
-        raise Refused("a mask for other than four dimensions")
+        raise Refused("self is not four-dimensional")
     return (mask.view(mask.shape[0], 1, 1, mask.shape[1]) if shaped == 1 else mask).expand(self.shape)
 
 
@@ -85,7 +85,7 @@ def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, shaped: int) -
 def _masked_softmax(
     call: Call, self: torch.Tensor, mask: torch.Tensor, dim: int | None, mask_type: int | None
 ) -> torch.Tensor:
-    """Zero where the mask is true; NaN in rows that it leaves nothing of."""
+    """Zero where the mask is true; NaN in rows in which it is true everywhere."""
     if not self.is_floating_point():
         raise Refused(f"softmax of {self.dtype}".replace("torch.", ""))
     dim = self.dim() - 1 if dim is None else dim
@@ -99,15 +99,15 @@ def _masked_softmax_backward(
     call: Call, grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, dim: int | None
 ) -> torch.Tensor:
     grad = grad_output
-    # PyTorch does not look at the output, and reads beyond its memory.
+    # PyTorch does not check the output, and reads out of bounds.
     torch._check(
         output.shape == grad.shape,
-        lambda: f"the output should have the gradient's shape {list(grad.shape)}, and has {list(output.shape)}",
+        lambda: f"expected output of the gradient's shape {list(grad.shape)}, but got {list(output.shape)}",
     )
     if grad.shape != mask.shape or mask.dtype != torch.bool or output.dtype != grad.dtype:
-        raise Refused("a mask of another shape or dtype")
+        raise Refused("mask has another shape or is not bool, or output has another dtype than the gradient")
     dim = grad.dim() - 1 if dim is None else dim
-    shape = grad.shape or (1,)  # as PyTorch's CPU kernel has it
+    shape = grad.shape or (1,)  # as in PyTorch's CPU kernel
     (out,) = call.outputs(like=[grad.new_empty(shape, device="meta")])
     left = (tensor.masked_fill(mask, 0.0) for tensor in (grad, output))
     found = torch.ops.aten._softmax_backward_data(*left, dim, grad.dtype)

@@ -1,4 +1,4 @@
-"""Sorting, and what is found by sorting: topk, kthvalue, medians. argsort and msort are made of these by PyTorch."""
+"""Sorting, and operators that sort: topk, kthvalue and medians. PyTorch composes argsort and msort of these."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bool = False, first: int = 0) -> Pair:
-    """Writes values and indices of the elements `first` to k - 1 in the order along `dim`, and returns `outputs`.
+    """Writes values and indices of the elements `first` to k - 1 in sorted order along `dim`, and returns `outputs`.
 
-    Equal elements stay in their order, and NaN is the greatest.
+    The order is stable, and NaN is the greatest value.
     """
     if self.dim() == 0:
         _sort((outputs[0].view(1), outputs[1].view(1)), self.view(1), 0, 1)
@@ -41,11 +41,11 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
     moved, places = self.movedim(dim, -1), [out.movedim(dim, -1) for out in outputs]
     size, count = moved.shape[-1], k - first
     if size > _LONGEST_ROW:
-        raise RunOnCPU("rows of 2^31 elements")
+        raise RunOnCPU("rows of 2^31 elements or more")
     if outputs[0].numel() == 0:
         return outputs
     rows = moved.contiguous().view(-1, size)
-    # The last launch reads rows again, which may be what it would write to.
+    # The last launch reads rows again, so results must not share their memory.
     results = [
         place if place.is_contiguous() and not same_storage(place, rows) else torch.empty_like(place).contiguous()
         for place in places
@@ -59,7 +59,7 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
 
 
 def _sort_rows(results: list[torch.Tensor], rows: torch.Tensor, k: int, first: int, descending: bool) -> None:
-    """The same of each row of two dimensions; all contiguous."""
+    """`_sort` of each row of a matrix. All tensors are contiguous."""
     device, size = rows.device, rows.shape[1]
     target = dialect_of(device).target
     if suits_sorting(target, size, k):
@@ -86,15 +86,15 @@ def _sort_rows(results: list[torch.Tensor], rows: torch.Tensor, k: int, first: i
 
 
 def _size(self: torch.Tensor, dim: int) -> int:
-    """Elements along dim. Dimensions that are none are left to the CPU, which has the words for the error."""
+    """The number of elements along dim. Refuses an invalid dim: the CPU kernel raises the error."""
     rank = max(self.dim(), 1)
     if not -rank <= dim < rank:
-        raise Refused("a dimension that is none")
+        raise Refused("dim is out of range")
     return self.size(dim) if self.dim() else 1
 
 
 def _with_dim(outputs: list[torch.Tensor], self: torch.Tensor, dim: int) -> Pair:
-    """The results of a reduction with `dim` in them, of size 1."""
+    """The results of a reduction, with `dim` kept as a dimension of size 1."""
     values, indices = (out if out.dim() == self.dim() else out.unsqueeze(dim) for out in outputs)
     return values, indices
 
@@ -108,30 +108,30 @@ def sort(call: Call, self: torch.Tensor, stable: bool | None, dim: int, descendi
 
 @operator("topk")
 def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Pair:
-    """Of equal elements the first ones; in order, also where any order would do."""
+    """Of equal elements, selects the first ones. The results are always sorted."""
     if not 0 <= k <= _size(self, dim):
-        raise Refused("more elements than there are")
+        raise Refused("k is out of range")
     values, indices = call.outputs()
     return _sort((values, indices), self, dim, k, descending=largest)
 
 
 @operator("kthvalue")
 def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Pair:
-    """Of equal elements that one that a stable sort puts there."""
+    """Of equal elements, selects the one at position k of a stable sort."""
     if not 1 <= k <= _size(self, dim):
-        raise Refused("an element that is none")
+        raise Refused("k is out of range")
     for given in call.written:
-        check_apart(each_once(given), [self])  # what is expanded may be resized
+        check_apart(each_once(given), [self])  # an expanded result is not refused here: it can be resized
     values, indices = call.outputs()
     _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
     return values, indices
 
 
 def _median(self: torch.Tensor, dim: int, skip_nan: bool) -> Pair:
-    """(values, indices) with `dim` of size 1; NaN, the first one, where there is one and it is not skipped."""
+    """(values, indices), with `dim` of size 1. Without `skip_nan`, the first NaN of a row is its median."""
     size = _size(self, dim)
     if self.numel() == 0 or size == 0:
-        raise Refused("the median of nothing")
+        raise Refused("a median of no elements")
     middle = (size + 1) // 2
     if not self.is_floating_point() or self.dim() == 0:
         shape = [1 if d == dim % self.dim() else n for d, n in enumerate(self.shape)] if self.dim() else []
@@ -152,8 +152,8 @@ def median(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
     _size(self, dim)
     dtypes = (self.dtype, torch.int64)
     if any(given.dtype != dtype for given, dtype in zip(call.written, dtypes, strict=False)):
-        raise Refused("results of another dtype")
-    # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
+        raise Refused("out has another dtype")
+    # PyTorch's meta function is not used, because it refuses calls that are not deterministic on CUDA.
     like = torch.empty(self.shape, device="meta").sum(dim, keepdim=keepdim)
     values, indices = call.outputs(like=[torch.empty_like(like, dtype=dtype) for dtype in dtypes])
     found = _median(self, dim, "nanmedian" in call.name)

@@ -1,4 +1,4 @@
-"""Fourier transforms: what torch.fft is made of."""
+"""Fourier transforms: the operators of which PyTorch composes torch.fft."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_backplane.planning import (
 
 aten = torch.ops.aten
 
-# What results are divided by, of `normalization`: nothing, the root of the number of elements, their number.
+# The divisor of results for each `normalization`: 1, the square root of the number of elements, or that number.
 _DIVISORS: dict[int, Callable[[int], float]] = {0: lambda count: 1.0, 1: math.sqrt, 2: float}
 _DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
@@ -33,7 +33,7 @@ _DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 @operator("_fft_c2c", dtypes="complex")
 def _fft_c2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
     if not self.is_complex():
-        raise Refused("a transform of complex numbers of others")
+        raise Refused("self is not complex")
     dims = _dims(self, dim, normalization)
     (out,) = _outputs(call, _laid_out(self, _by_strides(self, dims)))
     if not out.numel():
@@ -54,7 +54,7 @@ def _fft_c2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: 
 @operator("_fft_r2c", dtypes="complex")
 def _fft_r2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
     if self.is_complex() or not dim:
-        raise Refused("a transform of real numbers of others, or along no dimension")
+        raise Refused("self is complex, or dim is empty")
     dims = _dims(self, dim, normalization)
     last = dims[-1]
     size = self.shape[last] // 2 + 1 if onesided else self.shape[last]
@@ -79,10 +79,10 @@ def _fft_c2r(
     call: Call, self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> torch.Tensor:
     if not dim or not self.is_complex():
-        raise Refused("a transform to real numbers of others than complex ones, or along no dimension")
+        raise Refused("self is not complex, or dim is empty")
     dims = _dims(self, dim, normalization)
     if self.shape[dims[-1]] != last_dim_size // 2 + 1:
-        raise Refused("another number of elements than a transform of real numbers has")
+        raise Refused("self has the wrong size for a result of last_dim_size")
     laid_out = _laid_out(self, _by_strides(self, dims[:-1])) if len(dims) > 1 else self
     (out,) = _outputs(call, _laid_out(laid_out, dims[-1:], last_dim_size, self.dtype.to_real()))
     if not out.numel():
@@ -103,22 +103,22 @@ def _fft_c2r(
 def _dims(self: torch.Tensor, dim: Sequence[int], normalization: int) -> list[int]:
     dims = [int(one) for one in dim]
     if len({*dims}) < len(dims) or any(not 0 <= one < self.dim() for one in dims):
-        raise Refused("a dimension twice, or one that is none: torch.fft counts from the first one")
+        raise Refused("dim has duplicates, or is out of range")  # torch.fft passes no negative dimensions
     if normalization not in _DIVISORS or self.dtype not in _DTYPES or any(not self.shape[one] for one in dims):
-        raise Refused("an unknown normalization, half precision, or no elements to transform")
+        raise Refused("an unknown normalization, an unsupported dtype, or no elements to transform")
     return dims
 
 
 def _by_strides(self: torch.Tensor, dims: Sequence[int]) -> list[int]:
-    """From the largest stride to the smallest."""
+    """`dims`, sorted from the largest stride to the smallest."""
     return sorted(dims, key=self.stride, reverse=True)
 
 
 def _laid_out(
     self: torch.Tensor, dims: Sequence[int], last_size: int | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """What PyTorch makes of a transform on the CPU: these dimensions are the innermost ones, in this order (`_exec_fft`
-    in ATen/native/mkl/SpectralOps.cpp; its meta functions in Python have others).
+    """A meta tensor with the strides of PyTorch's CPU result: `dims` are the innermost dimensions, in this order
+    (`_exec_fft` in ATen/native/mkl/SpectralOps.cpp). PyTorch's Python meta functions give other strides.
     """
     order = [*_by_strides(self, [one for one in range(self.dim()) if one not in dims]), *dims]
     sizes = list(self.shape)
@@ -129,7 +129,7 @@ def _laid_out(
 
 
 def _outputs(call: Call, made: torch.Tensor) -> list[torch.Tensor]:
-    """Those that are made are as `made`, which is what PyTorch copies into those that are given."""
+    """The outputs. New ones have the strides of `made`; PyTorch copies such a tensor to given ones."""
     return call.outputs(like=[made.contiguous() if call.written else made])
 
 
@@ -137,7 +137,7 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
     return 1 / _DIVISORS[normalization](math.prod(int(sizes[one]) for one in dims))
 
 
-# Who computes
+# Candidates
 
 
 transforms = Candidates(
@@ -163,7 +163,7 @@ def _choose(self: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse:
 
 
 def _by_library(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> bool:
-    """Whether the driver's library has computed it: it may fail."""
+    """Runs the driver's library. Returns False if it fails."""
     return transforms.tries("driver", x, partial(library_transforms.transform, out, x, dims, scale, inverse))
 
 
@@ -177,18 +177,18 @@ def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
     return lambda: aten._fft_c2r(self, dims, 0, operands.integer("size"))
 
 
-# By kernels
+# Generated kernels
 
 
 def _transform(
     out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], sizes: Sequence[int], scale: float, inverse: bool = False
 ) -> None:
-    """Along one dimension after the other.
+    """Transforms along one dimension after another.
 
     Args:
-        out: where `x` is real, what is kept of the transform along the first of `dims`; where `out` is, that along
-            the last one is of what is conjugate symmetric.
-        sizes: of the transforms.
+        out: If `x` is real, `out` keeps as much of the transform along the first of `dims` as its size says. If `out`
+            is real, the transform along the last of `dims` has a conjugate symmetric input.
+        sizes: The sizes of the transforms.
     """
     for dim in dims:
         last = dim == dims[-1]
@@ -205,7 +205,7 @@ def _along(out: torch.Tensor, x: torch.Tensor, dim: int, size: int, scale: float
     source = x.reshape(outer, x.shape[dim], inner)
     try:
         result = out.view(outer, out.shape[dim], inner)
-    except RuntimeError:  # it has more strides than three
+    except RuntimeError:  # its strides do not allow a view of three dimensions
         result = out.new_empty((outer, out.shape[dim], inner))
     compute = _by_convolution if radices(size) is None else _by_passes
     compute(result, source, size, scale, inverse)
@@ -214,7 +214,7 @@ def _along(out: torch.Tensor, x: torch.Tensor, dim: int, size: int, scale: float
 
 
 def _by_passes(out: torch.Tensor, x: torch.Tensor, size: int, scale: float, inverse: bool) -> None:
-    """Of three dimensions, along the second."""
+    """Transforms tensors of three dimensions along the second one."""
 
     def room() -> torch.Tensor:
         shape = (x.shape[0], size, x.shape[2])
@@ -224,9 +224,11 @@ def _by_passes(out: torch.Tensor, x: torch.Tensor, size: int, scale: float, inve
 
 
 def _by_convolution(out: torch.Tensor, x: torch.Tensor, size: int, scale: float, inverse: bool) -> None:
-    """Of any length. A transform is a convolution with exp(πi j² / n), between two products with its conjugate
-    (Bluestein, A linear filtering approach to the computation of the discrete Fourier transform, 1970); a convolution
-    is a product of transforms, here of a length that has radices.
+    """Transforms of any length, by Bluestein's algorithm.
+
+    A transform is a convolution with exp(πi j² / n), between two products with its conjugate (Bluestein, A linear
+    filtering approach to the computation of the discrete Fourier transform, 1970). The convolution is computed as a
+    product of transforms of a length that has radices.
     """
     if not x.is_complex():
         x = x.to(x.dtype.to_complex())
@@ -251,7 +253,7 @@ def _by_convolution(out: torch.Tensor, x: torch.Tensor, size: int, scale: float,
 
 
 def _whole(size: int) -> int:
-    """The least number from `size` on whose prime factors are at most 5."""
+    """The least number that is at least `size` and has no prime factor above 5."""
     while True:
         rest = size
         for prime in (2, 3, 5):

@@ -1,5 +1,7 @@
-"""Softmax and norms of few long rows: what a row comes to by the reduction engine, which divides it among groups, and
-then a launch over the elements, which has as many groups as it likes.
+"""Softmax and norms of few long rows, in several launches.
+
+The reduction engine computes the statistics of each row and divides rows among work groups. A pointwise launch with any
+number of groups then computes the elements.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Optional = torch.Tensor | None
 
 
 def divides_softmax(out: torch.Tensor, dim: int) -> bool:
-    """Whether the softmax along `dim` is to be computed as here, and not in one launch."""
+    """Whether to compute the softmax along `dim` here instead of in one launch."""
     dialect = dialect_of(out.device)
     rows, size, columns = rows_and_columns(out.shape, dim)
     if columns == 1:
@@ -38,15 +40,16 @@ def divides_softmax(out: torch.Tensor, dim: int) -> bool:
     return dialect.target.should_divide(-(-items // rows_per_group(dialect)), size)
 
 
-# How far elements may be above what their exponentials are taken relative to: so little that differences are rounded no
-# more than numbers are. Where one is further, the sum is scaled to it, which makes less than half of it and its error.
+# Elements can exceed the reference of exponentials by this much: so little that differences are rounded no more than
+# the numbers are. For a greater element the sum is rescaled, which shrinks the sum and its error by more than half.
 _ABOVE = 1.0
 
 
 def exponentials(log: bool, dtype: torch.dtype) -> Reduction:
-    """The reduction to the greatest element, and one over the sum of exp(x - greatest), or its logarithm.
+    """The reduction to the greatest element, and the reciprocal or the logarithm of the sum of exp(x - greatest).
 
-    The state is (what the sum is relative to, the greatest, which is no more than _ABOVE that, the sum, what it lacks).
+    The state is (reference of exponentials, greatest element, sum of exp(x - reference), rounding error of the sum).
+    The greatest element exceeds the reference by at most _ABOVE.
     """
 
     def joined(*states: Expression) -> tuple[Expression, ...]:
@@ -67,7 +70,7 @@ def exponentials(log: bool, dtype: torch.dtype) -> Reduction:
         return at, top, stays + moves, 0.0
 
     def start(x: Expression, _: Expression) -> tuple[Expression | float, ...]:
-        # Of NaN and infinity the sum is NaN, of minus infinity nothing.
+        # NaN and infinity make the sum NaN; minus infinity adds nothing.
         at = f.where(f.isnan(x), -math.inf, x)
         return at, at, f.where(f.isnan(x) | (x == math.inf), math.nan, (x > -math.inf).to(dtype)), 0.0
 
@@ -87,7 +90,7 @@ def _log_softmax_of(x: Expression, top: Expression, logarithm: Expression) -> Ex
 
 
 def softmax(out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> None:
-    """As `templates.softmax.softmax`."""
+    """Computes the same as `templates.softmax.softmax`."""
     name = "log_softmax" if log else "softmax"
     compute = value_dtype(out.dtype)
     shape, kept = _row_shapes(out, dim)
@@ -99,7 +102,7 @@ def softmax(out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> None:
 
 
 def softmax_backward(out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, log: bool) -> None:
-    """As `templates.softmax.softmax_backward`."""
+    """Computes the same as `templates.softmax.softmax_backward`."""
     name = ("log_softmax" if log else "softmax") + "_backward"
     compute = value_dtype(grad.dtype)
     shape, kept = _row_shapes(out, dim)
@@ -124,7 +127,7 @@ def _log_softmax_gradient(grad: Expression, result: Expression, total: Expressio
 
 
 def _row_shapes(out: torch.Tensor, dim: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Of elements, and of a number for each row."""
+    """(shape of the elements, shape of one number for each row)."""
     rows, size, columns = rows_and_columns(out.shape, dim)
     return (rows, size, columns), (rows, 1, columns)
 
@@ -137,14 +140,14 @@ def _statistics(count: int, shape: Sequence[int], dtype: torch.dtype, like: torc
 
 
 def divides_sets(device: torch.device, sets: Sets) -> bool:
-    """Whether the norm of these sets is to be computed as here, and not in one launch."""
+    """Whether to compute the norm of these sets here instead of in one launch."""
     dialect = dialect_of(device)
     steps = sets.pieces * -(-sets.length // dialect.target.team_size)
     return dialect.target.should_divide(row_groups(dialect, sets.count)[0], steps)
 
 
 def divides_weights(device: torch.device, sets: Sets, value: torch.dtype) -> bool:
-    """The same for the gradients of weight and bias, of which each is a sum over sets."""
+    """`divides_sets` for the gradients of weight and bias, each of which is a sum over sets."""
     dialect = dialect_of(device)
     if sets.norm == "layer":
         items = -(-sets.length // lane_count(dialect, value))
@@ -154,7 +157,7 @@ def divides_weights(device: torch.device, sets: Sets, value: torch.dtype) -> boo
 
 
 class _Views:
-    """Tensors of sets as ones that broadcast: elements, a number for each set, and one for each weight."""
+    """Views that broadcast against each other: of all elements, of a number for each set, and of weights."""
 
     def __init__(self, sets: Sets) -> None:
         batch = sets.count // sets.groups
@@ -173,13 +176,13 @@ class _Views:
         return tensor.view(self.shape)
 
     def place(self, given: Optional, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-        """Where to write a number for each set: what is given, if it is of the dtype."""
+        """A tensor for one number for each set: a view of `given` if it has the dtype, else a new tensor."""
         if given is not None and given.dtype == dtype:
             return given.view(self.of_set)
         return torch.empty(self.of_set, dtype=dtype, device=like.device)
 
     def keep(self, given: Optional, value: torch.Tensor) -> None:
-        """Has what is given hold the numbers, where they were not written there."""
+        """Copies the numbers to `given` if `place` made a new tensor for them."""
         if given is not None and given.dtype != value.dtype:
             given.view(self.of_set).copy_(value)
 
@@ -191,8 +194,8 @@ class _Views:
 
 
 def _spread(centred: bool, dtype: torch.dtype) -> Reduction:
-    """The reduction to mean, what it lacks, one over the deviation, and the unbiased variance; not `centred`, to one
-    over the root of the mean square alone. Of the number that the variance has added.
+    """The reduction to (mean, its rounding error, reciprocal standard deviation, unbiased variance). If not `centred`,
+    to the reciprocal root mean square. The scalar is eps, which is added to the variance or mean square.
     """
     if not centred:
         return summation(dtype, lambda x, *_: x * x, lambda s, n, eps: 1.0 / f.sqrt(s / n.to(dtype) + eps), [dtype])
@@ -215,7 +218,7 @@ def norm(
     given: Statistics,
     eps: float,
 ) -> None:
-    """As `templates.norms.norm`."""
+    """Computes the same as `templates.norms.norm`."""
     (weight, bias), (mean, rstd, running, momentum) = affine, given
     name, compute, views = f"{sets.norm}_norm", value_dtype(out.dtype), _Views(sets)
     x, weights = views.elements(self), views.weights(weight, bias)
@@ -255,7 +258,7 @@ def norm(
 
 
 def _move(moved: list[tuple[torch.Tensor, torch.Tensor]], momentum: float, compute: torch.dtype) -> None:
-    """Moves running statistics towards what was found."""
+    """Updates running statistics (the first of each pair) with new ones."""
 
     def step(*values: Expression) -> tuple[Expression, ...]:
         *pairs, by = values
@@ -274,7 +277,7 @@ def _normal(x: Expression, mean: Expression | None, rstd: Expression) -> Express
 
 
 class _Gradient:
-    """The formulas of the gradient of self."""
+    """The formulas for the gradient of self."""
 
     def __init__(self, sets: Sets, weight: Optional, mean: Optional, *, training: bool, variance: bool) -> None:
         self.by_number = sets.norm != "batch" and weight is not None
@@ -282,8 +285,10 @@ class _Gradient:
         self.weighted, self.centred, self.training, self.variance = self.key[1:3] + self.key[3:]
 
     def parts(self, *values: Expression) -> tuple[Expression, Expression, Expression]:
-        """Of gradient, number, mean (where it is given), deviation, weight (the same), and what the variance has added:
-        the gradient with what belongs to each number, the normalised number, and what belongs to the set.
+        """(gradient times the weight of each number, normalised number, factor of the set).
+
+        Args:
+            values: Gradient, number, mean (if there is one), rstd, weight (if there is one), eps.
         """
         g, x, *rest, added = values
         mean = rest.pop(0) if self.centred else None
@@ -301,7 +306,9 @@ class _Gradient:
         return g, g * normal
 
     def result(self, *values: Expression) -> Expression:
-        """Of the same, and, in training, the means of the gradients, and of them by the normalised numbers."""
+        """The gradient of self. In training, `values` has two more numbers before eps: the means over the set of the
+        gradients, and of the gradients times the normalised numbers.
+        """
         *operands, added = values
         if not self.training:
             g, _, scale = self.parts(*operands, added)
@@ -316,10 +323,10 @@ def norm_backward(
     sets: Sets,
     out: torch.Tensor,
     saved: Saved,
-    wanted: Affine = Affine(),  # noqa: B008, it cannot be changed
-    how: Evaluated = Evaluated(),  # noqa: B008, it cannot be changed
+    wanted: Affine = Affine(),  # noqa: B008, it is immutable
+    how: Evaluated = Evaluated(),  # noqa: B008, it is immutable
 ) -> None:
-    """As `templates.norms.norm_backward`."""
+    """Computes the same as `templates.norms.norm_backward`."""
     (grad, self, weight, mean, rstd), (weight_grad, bias_grad), (training, variance, eps) = saved, wanted, how
     name, compute, views = f"{sets.norm}_norm_backward", value_dtype(out.dtype), _Views(sets)
     formulas = _Gradient(sets, weight, mean, training=training, variance=variance)
@@ -344,7 +351,7 @@ def norm_backward(
 
 
 def layer_weight_grads(sets: Sets, wanted: Affine, saved: Saved) -> None:
-    """As `templates.norms.weight_grads`, of a layer or RMS norm."""
+    """Computes the same as `templates.norms.weight_grads`, for a layer or RMS norm."""
     (weight_grad, bias_grad), (grad, self, _, mean, rstd) = wanted, saved
     name, compute, views = "layer_norm_backward", value_dtype(grad.dtype), _Views(sets)
     operands, centred = [views.elements(grad)], mean is not None
@@ -368,7 +375,7 @@ def layer_weight_grads(sets: Sets, wanted: Affine, saved: Saved) -> None:
 
 
 def group_norm_backward(sets: Sets, out: Optional, of: Affine, saved: Saved) -> None:
-    """What is wanted of the gradients of a group norm, all of them from the sums of each channel of each image."""
+    """The gradients of a group norm that are wanted, all computed from sums over each channel of each image."""
     (weight_grad, bias_grad), (grad, self, weight, mean, rstd) = of, saved
     assert mean is not None
     name, compute, views = "group_norm_backward", value_dtype(grad.dtype), _Views(sets)
@@ -402,7 +409,7 @@ def group_norm_backward(sets: Sets, out: Optional, of: Affine, saved: Saved) -> 
 
 
 def _of_group(products: Expression, grads: Expression, *rest: Expression) -> list[Expression]:
-    """Of a channel's sums, its weight (where it is given), position and length."""
+    """The sums of a channel times its weight, if there is one. `rest` is the weight, position and length."""
     *weight, _, _ = rest
     return [one * weight[0] if weight else one for one in (products, grads)]
 
@@ -422,7 +429,7 @@ def _sum_up(
     compute: torch.dtype,
     name: str,
 ) -> None:
-    """Sums of what `start` makes of elements."""
+    """Writes the sums of the values that `start` computes from elements."""
     key, count = (name, "sums", key, compute), len(outputs)
     definition = traced(key, lambda: summations(compute, count, start, lambda *sums: sums[:count]))
     run_reduction(definition, outputs, inputs, dims, key=key, compute=compute, name=name)

@@ -1,4 +1,4 @@
-"""Indexing: index_select, index_add and the like, take, put_, and tensors as indices."""
+"""Indexing: index_select, index_add and similar operators, take, put_, and advanced indexing."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) 
 def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool) -> torch.Tensor:
     check_index(self, index)
     if index.dtype != torch.int64 or source.dtype != self.dtype or source.numel() != index.numel():
-        raise Refused("indices that are not int64, or another dtype or number of elements")
+        raise Refused("index is not int64, or source has another dtype or number of elements")
     if source.device != self.device or (self.numel() == 0 and index.numel()):
-        raise Refused("elements on another device, or no places for them")
+        raise Refused("source is on another device, or self is empty")
     check_apart(self, [index, source])
     if index.numel() == 0:
         return self
     values = (source.clone() if same_storage(self, source) else source).reshape(-1)
     places = index.reshape(-1)
-    flat = self.reshape(-1)  # a view where the elements are at one distance from each other
+    flat = self.reshape(-1)  # a view if the elements are evenly spaced
     indices = [Index(places, places.stride(), flat.stride(0), flat.numel())]
     combine = "add" if accumulate else "assign"
     run_write("put_", flat, values, values.shape, [0], values.stride(), indices, combine=combine, wraps=True)
@@ -87,12 +87,12 @@ def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     check_same_dtype(call, self.dtype)
     call.check_apart()
     (out,) = call.outputs()
-    flat = self.reshape(-1)  # a view where the elements are at one distance from each other
+    flat = self.reshape(-1)  # a view if the elements are evenly spaced
     kept, indices = [0] * index.dim(), [Index(index, index.stride(), flat.stride(0), flat.numel())]
     return run_read("take", out, flat, kept, indices, wraps=True)
 
 
-# index_add and its like: an index for each slice
+# index_add and similar operators, with an index for each slice
 
 
 def _write_slices(
@@ -117,11 +117,11 @@ def index_add(
     check_index(self, index)
     check_same_dtype(call, self.dtype)
     check_slices(self, dim, index, source)
-    check(source.dtype == self.dtype, "slices of another dtype")  # which the meta kernel leaves where there are none
-    # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
+    check(source.dtype == self.dtype, "source has another dtype")  # the meta kernel does not check it without slices
+    # Without alpha: the meta kernel rejects fractions, which PyTorch's kernels convert to integers.
     call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
     if self.dim() == 1 and index.numel() == 0 and isinstance(alpha, Number):
-        runtime.check_number(alpha.fitting(self.dtype))  # which PyTorch asks of no elements, but not of no slices
+        runtime.check_number(alpha.fitting(self.dtype))  # without indices, PyTorch only checks it for vectors
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 
@@ -136,13 +136,13 @@ def index_reduce(
 ) -> torch.Tensor:
     check_index(self, index)
     if reduce not in ("prod", "mean", "amax", "amin") or self.dtype == torch.bool or source.dtype != self.dtype:
-        raise Refused("what index_reduce does not take")
+        raise Refused("reduce is unknown, self is bool, or source has another dtype")
     check_slices(self, dim, index, source)
     if include_self and reduce != "mean":
         return _write_slices("index_reduce", call, self, dim, index, source, combine=COMBINE[reduce])
     wide = value_dtype(self.dtype)
     if reduce == "mean" and wide != self.dtype:
-        (out,) = call.outputs()  # the sum and the number of elements may be more than half precision has
+        (out,) = call.outputs()  # half precision may not hold the sum and the number of elements
         found = self.to(wide).index_reduce(dim, index, source.to(wide), reduce, include_self=include_self)
         return out.copy_(found)
     out = copied(call, self)
@@ -158,21 +158,21 @@ def index_reduce(
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    of_tensor = isinstance(value, Number) and value.tensor is not None  # which the meta kernel refuses
+    of_tensor = isinstance(value, Number) and value.tensor is not None  # the meta kernel rejects CPU tensors
     if index.dtype != torch.int64:
-        raise Refused(f"an index of {index.dtype}".replace("torch.", ""))  # which refuses it
+        raise Refused(f"an index of {index.dtype}".replace("torch.", ""))
     if isinstance(value, Number) and not of_tensor:
         check_number(value, self.dtype)
         if not self.numel() or not index.numel():
             runtime.check_number(value.fitting(self.dtype))
     expanded = call.is_in_place and each_once(self) is not self
     if not of_tensor:
-        # For its errors: PyTorch's result is laid out as a clone, and the meta kernel's is not.
+        # Only for its errors: PyTorch's result has the strides of a clone, but the meta kernel's does not.
         call.meta(call.functional if expanded else None)
     if expanded or not call.is_in_place:
         call.outputs(like=[torch.empty_like(as_meta(self))], expanded=call.is_in_place)
     if call.is_in_place and isinstance(value, torch.Tensor) and same_storage(self, value):
-        value = value.clone()  # a number that PyTorch reads first
+        value = value.clone()  # PyTorch reads the value before it writes
     filled = _write_slices("index_fill", call, self, dim, index, value, wraps=True)
     if expanded:
         warn_of_expanded("index_fill_")
@@ -186,14 +186,16 @@ def _check_indices(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
     given = [index for index in indices if index is not None]
     check_index(self, *(index for index in given if index.dtype not in MASKS))
     if not given:
-        raise RunOnCPU("no indices")
+        raise RunOnCPU("there are no indices")
     check_masks(self, indices)
 
 
 def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int], list[Index]]:
-    """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front.
+    """(shape, kept, indices) of self[indices]. Dimensions of indices keep their place if they are adjacent, else they
+    come first.
 
-    Raises PyTorch's errors itself: masks have been counted by now, and a planner that has launched is past the CPU.
+    Raises PyTorch's errors directly: masks may have been counted by now, and a planner that has launched kernels cannot
+    leave the call to the CPU.
     """
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     if len(indices) > self.dim():
@@ -242,12 +244,12 @@ def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
 def _index_put_impl_(
     call: Call, self: torch.Tensor, indices: list[torch.Tensor | None], values: Any, accumulate: bool, unsafe: bool
 ) -> torch.Tensor:
-    """A tensor without dimensions for values may be the CPU's, as in PyTorch."""
+    """As in PyTorch, `values` can be a zero-dimensional CPU tensor."""
     is_tensor = isinstance(values, torch.Tensor)
     if values.dtype != self.dtype or (is_tensor and values.device != self.device):
-        # A mask of zeros would be refused for the number of values first.
+        # `Refused` calls run on zeros. With a mask of zeros, the error would be about the number of values.
         leave = RunOnCPU if has_masks(indices) else Refused
-        raise leave("values of another dtype, or on another device")
+        raise leave("values have another dtype or are on another device")
     _check_indices(self, indices)
     mask = only_mask(self, indices) if has_masks(indices) else None
     if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):

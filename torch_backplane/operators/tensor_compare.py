@@ -1,4 +1,4 @@
-"""Choosing and comparing: where, clamp, isin, questions about single numbers; max, min and aminmax over dimensions."""
+"""Selection and comparison: where, clamp, isin, classification of numbers; max, min and aminmax over dimensions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_backplane.planning import (
     run_pointwise,
 )
 
-# A condition that is not bool is uint8, which PyTorch still takes.
+# PyTorch still accepts a uint8 condition.
 pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool), a, b), dtypes="complex")
 
 
@@ -43,11 +43,11 @@ pointwise("clamp_max", f.minimum, fitting="stored")
 pointwise("clamp_max.Tensor", f.minimum)
 
 
-# Questions about single numbers
+# Classification of numbers
 
 
 def equals(a: Expression, number: float) -> Expression:
-    """Whether a is this float; no integer is."""
+    """Whether `a` equals a float that no integer equals."""
     return a == number if f.is_float(a) else a != a
 
 
@@ -59,15 +59,15 @@ pointwise("isneginf", lambda a: equals(a, -math.inf))
 
 # isin
 
-# assume_unique only matters where there are many to look for.
+# assume_unique does not matter for a single number.
 pointwise("isin.Tensor_Scalar", lambda a, b, assume_unique, invert: a != b if invert else a == b, fitting="any")
 
 
 @operator("isin.Tensor_Tensor", "isin.Scalar_Tensor")
 def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: bool, invert: bool) -> torch.Tensor:
-    """Looks for each element in those that it is tested for, which are sorted."""
+    """Sorts `test_elements`, and searches them for each element."""
     if torch.bool in (elements.dtype, test_elements.dtype) or elements.dtype.is_complex:
-        raise Refused("isin of bools, or of a complex number")
+        raise Refused("isin of bools or a complex number")
     check_same_dtype(call, torch.bool)
     dtype = torch.result_type(elements.example if isinstance(elements, Number) else elements, test_elements)
     if isinstance(elements, Number):
@@ -75,7 +75,7 @@ def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: 
         run_pointwise(lambda x: x, [elements], [], [(number, value_dtype(dtype))], key="value", name="value")
     like = torch.empty(elements.shape, dtype=torch.bool, device="meta")
     if isinstance(elements, torch.Tensor) and elements.device != test_elements.device:
-        raise RunOnCPU("tensors on two devices")
+        raise RunOnCPU("elements and test_elements are on different devices")
     (out,) = call.outputs(like=[like])
     if test_elements.numel() == 0:
         return out.fill_(invert)
@@ -102,7 +102,7 @@ def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: 
     return out
 
 
-# Extrema with their places, and both extrema
+# Extrema with their positions, and aminmax
 
 
 def both_extremes(dtype: torch.dtype) -> Reduction:
@@ -117,13 +117,13 @@ def both_extremes(dtype: torch.dtype) -> Reduction:
 def aminmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
     leave_nothing(self, dim)
     if any(out.dtype != self.dtype for out in call.outputs()):
-        raise Refused("results of another dtype")  # refused there
+        raise Refused("out has another dtype than self")
     return extreme(call, self, dim, both_extremes, key="aminmax")
 
 
 @operator("_aminmax", "_aminmax.dim")
 def _aminmax(call: Call, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The same, under an older name."""
+    """`aminmax`, under an older name."""
     leave_nothing(self, dim)
     least, most = call.outputs(like=torch.aminmax(torch.empty_like(self, device="meta"), dim=dim, keepdim=keepdim))
     return tuple(torch.aminmax(self, dim=dim, keepdim=keepdim, out=(least, most)))

@@ -1,4 +1,4 @@
-"""Tensors made of numbers or of parts: eye, fill, complex, polar, randperm."""
+"""Tensors made of numbers or parts: eye, fill, complex, polar and randperm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def made_of_parts(name: str, formula: Formula, parts: Sequence[str]) -> None:
     @operator(name, dtypes="complex", one_dtype=parts)
     def plan(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype not in (torch.float16, torch.float32, torch.float64):
-            raise Refused(f"parts of {a.dtype}".replace("torch.", ""))  # which refuses them
+            raise Refused(f"parts of {a.dtype}".replace("torch.", ""))
         (result,) = call.meta(call.functional)
         check_same_dtype(call, result.dtype)
         return plan_pointwise(name, formula, call, (a, b), "inputs")
@@ -64,12 +64,12 @@ made_of_parts("polar", polar, ["abs", "angle"])
 
 @operator("randperm.generator_out", variants=False)
 def randperm(call: Call, n: int, generator: Any) -> torch.Tensor:
-    """The order of random keys; where keys are equal, the order of these elements is drawn, too."""
+    """Sorts random keys, and shuffles elements with equal keys."""
     (given,) = call.written
     dtype = given.dtype
     most = EXACT[dtype] + 1 if dtype in EXACT else integer_range(dtype)[1] if dtype in FACTS else 0
     if n < 0 or n > most or dtype == torch.bool:
-        raise Refused("a number that is negative, or beyond the dtype")
+        raise Refused("n is negative or exceeds the dtype")
     (out,) = call.outputs(like=[torch.empty(n, dtype=dtype, device="meta")])
     keys, order = torch.empty(n, dtype=torch.int32, device=out.device).random_(generator=generator).sort()
     if n > 1:

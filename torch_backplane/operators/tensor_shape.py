@@ -1,4 +1,4 @@
-"""Tensors put together, narrowed and copied."""
+"""Concatenation, narrowing and copying of tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, as_bits, copy_elements, dialect_of, operator, run_pointwise
 
-_MOST_TOGETHER = 8  # tensors that one launch reads
+_MOST_TOGETHER = 8  # most tensors that one launch reads
 
 
 @operator("cat", dtypes="any")
 def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
-    """A copy for each tensor. Tensors of shape (0,) may be of any rank's company and are skipped."""
+    """Copies each tensor. Skips tensors of shape (0,), which PyTorch accepts together with tensors of any rank."""
     (out,) = call.outputs()
     parts = [tensor for tensor in tensors if tensor.shape != (0,)]
     if _alternate(out, parts, dim):
@@ -32,13 +32,13 @@ def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
 
 
 def _alternate(out: torch.Tensor, parts: list[torch.Tensor], dim: int) -> bool:
-    """Whether neighbouring elements of `out` come from different tensors, and one launch writes them all: a launch for
-    each would move all of `out`'s memory.
+    """Whether adjacent elements of `out` come from different tensors and one launch can write all of them. A launch for
+    each tensor would go through all of `out`'s memory.
     """
     target = dialect_of(out.device).target
     if not target.simt or not 2 <= len(parts) <= _MOST_TOGETHER or out.itemsize > 8 or out.numel() == 0:
         return False
-    operands = len(parts) + 2  # with positions
+    operands = len(parts) + 2  # with the result and positions
     if operands * (16 + 8 * out.dim()) + 16 > target.max_argument_bytes:
         return False
     return out.stride(dim) == 1 and all(
@@ -47,7 +47,7 @@ def _alternate(out: torch.Tensor, parts: list[torch.Tensor], dim: int) -> bool:
 
 
 def _one_of(values: Sequence[Any], dim: int) -> Any:
-    """The one whose number is the position along `dim`."""
+    """The value whose number is the position along `dim`."""
     *others, found = values
     for number in reversed(range(len(others))):
         found = f.where(f.index(dim) == number, others[number], found)
@@ -64,5 +64,5 @@ def narrow_copy(call: Call, self: torch.Tensor, dim: int, start: int, length: in
 
 @operator("backplane::copy_elements", variants=False, dtypes="any")
 def copy(call: Call, source: torch.Tensor, destination: torch.Tensor, conjugate: bool, negate: bool) -> None:
-    """What Tensor.copy_ comes to within a device, where it is more than one run of bytes (csrc/aten/copy.cpp)."""
+    """Implements Tensor.copy_ within a device, unless one copy of bytes suffices (csrc/aten/copy.cpp)."""
     copy_elements(destination, source, conjugate, negate)

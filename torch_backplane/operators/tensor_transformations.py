@@ -1,4 +1,4 @@
-"""Elements moved to other places: roll, flip, channel_shuffle, pixel_shuffle and its reverse."""
+"""Rearrangement of elements: roll, flip, channel_shuffle, pixel_shuffle and pixel_unshuffle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch_backplane.planning import Call, Refused, as_bits, contiguous_result, 
 
 @operator("roll", dtypes="any")
 def roll(call: Call, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
-    """A copy for each block that stays together: two for each dimension that is rolled."""
+    """Copies each block that stays together. Each rolled dimension has two of them."""
     if len(shifts) != (len(dims) or 1):
-        raise Refused("another number of shifts than of dimensions")  # which refuses it
+        raise Refused("shifts and dims have different lengths")
     if self.numel() == 0:
         return torch.empty_like(self)  # PyTorch's meta kernel divides by the size
     (out,) = call.outputs()
@@ -40,7 +40,7 @@ def _roll(out: torch.Tensor, self: torch.Tensor, shifts: dict[int, int]) -> None
 
 
 def _parts(dim: int, size: int, shift: int) -> Iterator[tuple[int, int, int, int]]:
-    """(dim, where it goes, length, where it comes from) of the two parts of a dimension."""
+    """Yields (dim, destination, length, source) of the two parts of a dimension."""
     shift %= size
     yield dim, shift, size - shift, 0
     yield dim, 0, shift, size - shift
@@ -48,7 +48,7 @@ def _parts(dim: int, size: int, shift: int) -> Iterator[tuple[int, int, int, int
 
 @operator("flip", dtypes="any")
 def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Reads backwards: strides may be negative in a kernel, though not in a tensor."""
+    """Reads with negative strides, which kernels support although tensors do not."""
     (out,) = call.outputs()
     if self.numel() == 0:
         return out
@@ -76,7 +76,7 @@ def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 @operator("channel_shuffle", dtypes="any")
 def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor:
-    """The channels (dimension 1) of each group, dealt out one by one: a copy in another order of dimensions."""
+    """Interleaves the channels (dimension 1) of groups: a copy with transposed dimensions."""
     (out,) = call.outputs(contiguous=True)
     if self.numel():
         dealt = self.unflatten(1, (groups, -1)).transpose(1, 2)
@@ -88,7 +88,7 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
 def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     """(…, channels * r * r, height, width) to (…, channels, height * r, width * r)."""
     if self.dim() < 3 or upscale_factor < 1 or self.shape[-3] % upscale_factor**2:
-        raise Refused("a factor that does not divide the channels")
+        raise Refused("upscale_factor squared does not divide the channels")
     (out,) = call.outputs()
     if out.numel():
         r = (upscale_factor, upscale_factor)
@@ -102,7 +102,7 @@ def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.
 def pixel_unshuffle(call: Call, self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     """(…, channels, height * r, width * r) to (…, channels * r * r, height, width)."""
     if self.dim() < 3 or downscale_factor < 1 or any(size % downscale_factor for size in self.shape[-2:]):
-        raise Refused("a factor that does not divide height and width")
+        raise Refused("downscale_factor does not divide height and width")
     (out,) = call.outputs()
     if out.numel():
         r = (downscale_factor, downscale_factor)

@@ -1,6 +1,6 @@
 """The fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer in inference, composed of other operators.
 
-Attention is the fused operator, unless it is composed there, too, or the caller wants the weights.
+Attention is the fused operator, unless csrc/aten/attention.cpp does not select it, or the caller needs the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch_backplane.planning import Call, Refused, operator
 
 
 class _Projections(NamedTuple):
-    """Weights (3 * embed_dim, embed_dim) of query, key and value together, and of the result (embed_dim, embed_dim)."""
+    """The stacked weights (3 * embed_dim, embed_dim) of query, key and value, and the weights of the result."""
 
     qkv_weight: torch.Tensor
     qkv_bias: torch.Tensor
@@ -35,7 +35,7 @@ class _Norm(NamedTuple):
 def _check(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, heads: int, by: _Projections
 ) -> None:
-    """Refuses what PyTorch's CPU kernel has an error for, and what it does not check before it reads."""
+    """Refuses arguments for which the CPU kernel raises an error or reads out of bounds."""
     is_right = (
         query.dim() == 3
         and query.shape == key.shape == value.shape
@@ -50,25 +50,25 @@ def _check(
         and query.is_floating_point()
     )
     if not is_right:
-        raise Refused("sizes or dtypes that do not fit together")
+        raise Refused("sizes or dtypes do not match")
 
 
 def _left_out(mask: torch.Tensor | None, mask_type: int | None, like: torch.Tensor) -> torch.Tensor | None:
-    """The mask as one of the scores (batch, heads, queries, keys), which it can be expanded to.
+    """A bool mask (true: left out) that broadcasts to the scores (batch, heads, queries, keys).
 
     Args:
-        mask_type: 0: of each query and key; 1: of each sequence and key; 2: of each score.
-        like: (batch, queries, embed_dim)
+        mask_type: The dimensions of `mask`. 0: (queries, keys); 1: (batch, keys); 2: those of the scores.
+        like: (batch, queries, embed_dim).
     """
     if mask is None:
         return None
     batch, length, _ = like.shape
     accepted = {0: (length, length), 1: (batch, length)}.get(mask_type) if mask_type is not None else ()
     if accepted is not None and mask.shape != accepted:
-        raise Refused("a mask of another shape")
+        raise Refused("mask has another shape")
     if accepted is None and (mask.dim() != 4 or mask_type != 2):
-        raise Refused("a mask of another shape or kind")
-    mask = mask.to(torch.bool)  # of numbers as PyTorch: what is not 0 is left out
+        raise Refused("mask has another shape or type")
+    mask = mask.to(torch.bool)  # as in PyTorch, numbers other than 0 are left out
     return mask.view(batch, 1, 1, length) if mask_type == 1 else mask
 
 
@@ -81,7 +81,7 @@ def _attention(
     left_out: torch.Tensor | None,
     need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The projected result (batch, queries, embed_dim), and the weights (batch, heads, queries, keys)."""
+    """The projected result (batch, queries, embed_dim), and if needed the weights (batch, heads, queries, keys)."""
     batch, length, width = query.shape
     if query is key and key is value:
         projected = F.linear(query, by.qkv_weight, by.qkv_bias).chunk(3, dim=-1)
@@ -119,8 +119,8 @@ def _native_multi_head_attention(
     average_attn_weights: bool,
     mask_type: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result (batch, length, embed_dim), and if they are wanted the weights (batch, heads, length, length) or their
-    mean over heads. A row whose keys are all masked is 0 without weights, and NaN with them.
+    """The result (batch, length, embed_dim), and with `need_weights` the weights (batch, heads, length, length) or
+    their mean over heads. A row whose keys are all masked is 0 without weights, and NaN with them.
     """
     by = _Projections(qkv_weight, qkv_bias, proj_weight, proj_bias)
     _check(query, key, value, embed_dim, num_head, by)

@@ -1,4 +1,4 @@
-"""Triangles of matrices, and where their elements are."""
+"""Triangles of matrices, and the indices of their elements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def triu(call: Call, self: torch.Tensor, diagonal: Any) -> Any:
 
 
 def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str) -> Any:
-    """The elements whose `keeps(column - row, diagonal)` is true, and zeros."""
+    """Keeps elements for which `keeps(column - row, diagonal)` is true; others become zero."""
     if call.is_in_place and each_once(self) is not self:
-        raise RunOnCPU("a tensor whose elements share memory, which PyTorch takes here")
+        raise RunOnCPU("self is expanded, which PyTorch allows in place")
     (out,) = call.outputs()
     zero = False if self.dtype == torch.bool else 0
     run_pointwise(
@@ -38,11 +38,11 @@ def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str
     return out
 
 
-# Where the elements of a triangle are, row by row. A row of tril has column numbers 0 to row + offset, within the
-# matrix; so the number of elements before it is a sum of clamp(a, 0, columns) over a range of a, which `up_to` gives.
+# The indices of a triangle's elements, row by row. A row of tril has the columns 0 to row + offset, within the matrix.
+# So the number of elements before a row is a sum of clamp(a, 0, columns) over a range of a, which `up_to` computes.
 _TRIANGLE = """
 FUNCTION value_t up_to(const value_t a, const value_t columns) {
-  if (-a >= 0) return 0; // to Mesa's compiler no int32 that was made an int64 is below zero
+  if (-a >= 0) return 0; // not a <= 0: Mesa's compiler takes an int32 that was converted to int64 to be non-negative
   return a <= columns ? a * (a + 1) / 2 : columns * (columns + 1) / 2 + (a - columns) * columns;
 }
 """
@@ -56,7 +56,7 @@ _TRIU = {
     "FIRST(row)": "((row) + offset > 0 ? (row) + offset : 0)",
     "END(row)": "columns",
 }
-# An item searches for the row of its first element; until the last one no row behind that is empty.
+# A work item searches for the row of its first element. From there to the last element, no row is empty.
 _PLACES = """
   const index_t begin = item * chunk, end = min(begin + chunk, count);
   index_t row = 0, last = rows - 1;
@@ -72,14 +72,14 @@ _PLACES = """
     if (++column >= END(row)) { ++row; column = FIRST(row); }
   }
 """
-_RUN = 256  # neighbouring elements for each work item of a thread
+_RUN = 256  # adjacent elements for each work item, where it is a CPU thread
 
 
 def triangle_places(call: Call, constants: dict[str, str], name: str, rows: int, columns: int, offset: int) -> Any:
     (out,) = call.outputs()
     count = out.shape[1]
     chunk = dialect_of(out.device).target.run(_RUN)
-    offset = max(-rows, min(offset, columns))  # beyond, all elements are on one side
+    offset = max(-rows, min(offset, columns))  # beyond these, all elements are on one side of the diagonal
     if out.numel():
         run_kernel(
             name,

@@ -1,4 +1,4 @@
-"""Element by element of one tensor: signs, rounding, exponentials, trigonometry, special functions."""
+"""Elementwise operators of one tensor: signs, rounding, exponentials, trigonometry and special functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pointwise("sqrt", f.sqrt, dtypes="complex")
 pointwise("rsqrt", f.rsqrt, dtypes="complex")
 
 
-# Bits and truth
+# Bitwise and logical operators
 
 pointwise("bitwise_not", lambda a: ~a)
 pointwise("logical_not", lambda a: ~a.to(torch.bool), dtypes="complex")
@@ -55,13 +55,13 @@ pointwise("signbit", signbit)
 
 @operator("angle", dtypes="complex")
 def angle(call: Call, self: torch.Tensor) -> torch.Tensor:
-    """The real angles of complex numbers are contiguous, in PyTorch."""
+    """As in PyTorch, a real result for complex numbers is contiguous."""
     if self.is_complex() and not any(given.is_complex() for given in call.written):
         call.outputs(elementwise=True, contiguous=True)
     return plan_pointwise("angle", f.angle, call, (self,))
 
 
-# Rounding; integers are whole already
+# Rounding; integers stay unchanged
 
 
 def _of_floats(function: Formula) -> Formula:
@@ -113,7 +113,7 @@ pointwise("sinc", sinc, dtypes="complex")
 pointwise("special_entr", entr)
 
 
-# The logit, with its argument held eps away from 0 and 1 where eps is given
+# The logit; with eps, its argument is clamped to [eps, 1 - eps]
 
 
 def _logit(a: Expression, *ends: Expression) -> Expression:
@@ -124,7 +124,7 @@ def _logit(a: Expression, *ends: Expression) -> Expression:
 
 
 def ends(eps: float | None) -> tuple[float, ...]:
-    """What an argument is held between."""
+    """The bounds to which the argument of a logit is clamped, if any."""
     return () if eps is None else (eps, 1.0 - eps)
 
 
@@ -144,7 +144,7 @@ pointwise("special_ndtri", special.ndtri)
 pointwise("special_log_ndtr", special.log_ndtr)
 pointwise("digamma", special.digamma)
 
-# Those that gradients of lgamma and digamma are made of: zeta of a number in the text takes two thirds of the time.
+# Orders that gradients of lgamma and digamma use. With a constant order, zeta takes two thirds of the time.
 _DERIVATIVES: dict[int, Formula] = {
     0: special.digamma,
     1: special.trigamma,
@@ -164,7 +164,7 @@ def polygamma(call: Call, n: int, self: torch.Tensor) -> torch.Tensor:
 @operator("mvlgamma", checks=["p >= 1"])
 def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
     if self.dtype == torch.bool:
-        raise Refused("mvlgamma of bools")  # which refuses it
+        raise Refused("mvlgamma of bools")
     call.outputs(contiguous=True)
     numbers = (p, special.mvlgamma_constant(p))
     return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, *numbers))
@@ -190,15 +190,15 @@ pointwise("special_spherical_bessel_j0", special.spherical_j0)
 pointwise("special_airy_ai", special.airy_ai)
 
 
-# Of the bits of floats
+# Parts of floating-point numbers
 
 
 def frexp(a: Expression) -> tuple[Expression, Expression]:
-    """A mantissa of 0.5 to 1 and an exponent; zeros, infinities and NaN have the exponent 0."""
+    """A mantissa in [0.5, 1) and an exponent. Zeros, infinities and NaN have the exponent 0."""
     wide = a.dtype == torch.float64
     integer, mantissa_bits, bias = (torch.int64, 52, 1022) if wide else (torch.int32, 23, 126)
     exponents = (1 << (11 if wide else 8)) - 1
-    # Numbers below the least normal one are scaled up first.
+    # Subnormal numbers are scaled up first.
     tiny = f.absolute(a) < 2.0 ** -(bias - 1)
     bits = f.where(tiny, a * 2.0**64, a).view(integer)
     exponent = ((bits >> mantissa_bits) & exponents) - bias - f.where(tiny, f.full_like(bits, 64), 0)
@@ -210,13 +210,13 @@ def frexp(a: Expression) -> tuple[Expression, Expression]:
 pointwise("frexp.Tensor", frexp)
 
 
-# Conjugates, and what is not finite
+# Conjugates and non-finite numbers
 
 
 @operator("_conj_physical", dtypes="complex")
 @operator("conj_physical.out", "conj_physical_", variants=False, dtypes="complex")  # the functional form is composed
 def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
-    """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
+    """Also takes lazily conjugated tensors, which PyTorch passes to this operator."""
     if call.name == "aten::conj_physical_" and not self.is_complex():
         return self
     if not self.is_complex():
@@ -236,11 +236,11 @@ def replace_nonfinite(a: Expression, nan: Expression, posinf: Expression, neginf
 def nan_to_num(
     call: Call, self: torch.Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> torch.Tensor:
-    """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
+    """Infinities become the greatest and least numbers of the stored dtype, which formulas do not know."""
     check_same_dtype(call, self.dtype)
     of_integers = not (self.is_floating_point() or self.is_complex())
     if of_integers and call.is_in_place:
-        return call.written[0]  # of any strides: PyTorch copies it to itself, which is nothing
+        return call.written[0]  # with any strides: in PyTorch it is a copy to itself
     (out,) = call.outputs(elementwise=True)
     if of_integers:
         return out.copy_(self)

@@ -1,4 +1,4 @@
-"""Sorted, compared with the one before, and compacted: unique and unique_consecutive."""
+"""unique and unique_consecutive: elements are sorted, compared with the previous one, and compacted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _runs(starts: torch.Tensor, inverse: bool, counts: bool) -> Results:
-    """(where runs begin, the run that each element is in, lengths of the runs), of elements of which `starts`, bool,
-    says whether they are the first of a run. Empty tensors in the places of results that are not asked for.
+    """(start of each run, run of each element, length of each run). Results that are not requested are empty.
+
+    Args:
+        starts: Bools: whether an element is the first of a run.
     """
     selection = Selection(starts)
     positions = selection.positions(sizes([selection])[0] if starts.numel() else 0)
@@ -23,7 +25,7 @@ def _runs(starts: torch.Tensor, inverse: bool, counts: bool) -> Results:
 
 
 def _changes(values: torch.Tensor) -> torch.Tensor:
-    """Whether an element, or a row, is another one than that before it; so is the first."""
+    """Whether an element (or row) differs from the previous one. True for the first."""
     changes = torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
     differ = values[1:] != values[:-1]
     changes[1:] = differ if values.dim() == 1 else differ.any(1)
@@ -31,8 +33,8 @@ def _changes(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unique(values: torch.Tensor, ranks: torch.Tensor, inverse: bool, counts: bool) -> Results:
-    """(where the first of each of the different elements, or rows, is, inverse, counts), in the order of `ranks`, which
-    are the same for equal ones.
+    """(position of the first of each group of equal elements or rows, inverse, counts), in the order of `ranks`, which
+    are equal for equal elements.
     """
     ordered, order = ranks.sort(stable=True)
     ordered = ordered if ranks is values else values.index_select(0, order)
@@ -44,7 +46,7 @@ def _unique(values: torch.Tensor, ranks: torch.Tensor, inverse: bool, counts: bo
 
 @operator("_unique2", variants=False)
 def unique(call: Call, self: torch.Tensor, ordered: bool, inverse: bool, counts: bool) -> Results:
-    """In order, also where any order would do."""
+    """The result is always sorted."""
     flat = self.reshape(-1)
     firsts, places, lengths = _unique(flat, flat, inverse, counts)
     return flat.index_select(0, firsts), places.view(self.shape) if inverse else places, lengths
@@ -67,13 +69,13 @@ def unique_consecutive(call: Call, self: torch.Tensor, inverse: bool, counts: bo
     return flat.index_select(0, positions), runs.view(self.shape) if inverse else runs, lengths
 
 
-# Slices along a dimension. What is not asked for is made, too, as PyTorch does.
+# Slices along a dimension. As in PyTorch, all results are computed, even if they are not requested.
 
 
 def _no_slices(self: torch.Tensor, dim: int) -> Results | None:
-    """The results where there are no slices, and None where there are some; PyTorch's errors are left to the CPU."""
+    """The results if there are no slices, else None. Refuses bad arguments: the CPU kernel raises the error."""
     if not -self.dim() <= dim < self.dim() or (self.numel() == 0 and (self.shape[dim] or self.shape.count(0) > 1)):
-        raise Refused("no such dimension, or slices without elements")
+        raise Refused("dim is out of range, or slices are empty")
     if self.numel():
         return None
     nothing = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -81,12 +83,12 @@ def _no_slices(self: torch.Tensor, dim: int) -> Results | None:
 
 
 def _rows(self: torch.Tensor, dim: int) -> torch.Tensor:
-    """A row for each slice along dim."""
+    """A matrix with a row for each slice along dim."""
     return self.movedim(dim, 0).reshape(self.shape[dim], -1)
 
 
 def _slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """The slices `index` along dim, each of them contiguous, as PyTorch makes them."""
+    """The slices `index` along dim, each of them contiguous as in PyTorch."""
     return self.movedim(dim, 0).index_select(0, index).movedim(0, dim)
 
 
@@ -105,16 +107,17 @@ def unique_dim(call: Call, self: torch.Tensor, dim: int, ordered: bool, inverse:
     if nothing is not None:
         return nothing
     if self.is_floating_point() and bool(self.isnan().any()):
-        raise RunOnCPU("NaN, which is in no order with others: PyTorch's way to sort decides where it goes")
+        raise RunOnCPU("NaN, which has no order: the result depends on PyTorch's sorting algorithm")
     rows = _rows(self, dim)
     firsts, places, lengths = _unique(rows, _ranks(rows), inverse=True, counts=True)
     return _slices(self, dim, firsts), places, lengths
 
 
 def _ranks(rows: torch.Tensor) -> torch.Tensor:
-    """Numbers in the order of the rows, equal for equal rows.
+    """A number for each row, in the lexicographic order of the rows, and equal for equal rows.
 
-    Each column's elements become their places in its order; then two neighbours become one column, until one is left.
+    Each element is replaced by its rank in its column. Then pairs of adjacent columns are combined to one, until one
+    column is left.
     """
     count = rows.shape[0]
     while True:

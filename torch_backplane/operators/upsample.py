@@ -1,4 +1,4 @@
-"""Resampling of images: what nn.functional.interpolate is made of, with backward."""
+"""Resampling of images: the operators of which PyTorch composes nn.functional.interpolate, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FILTERS = ("nearest", "linear", "cubic")
 
 
 def _how(call: Call, sizes: list[int], output_size: list[int], align_corners: bool, factors: list[Any]) -> Resampling:
-    """`factors`: how many times larger the result is, where the caller says so; its sizes may be rounded."""
+    """The resampling of a call. `factors` are the scale factors that the caller gave, if any: sizes can be rounded."""
     filter_ = next(filter_ for filter_ in _FILTERS if filter_ in call.name)
     exact = "exact" in call.name
     scales = []
     for size, out, factor in zip(sizes, output_size, factors, strict=True):
-        # Equal or doubled sizes are what they are, whatever the factor was.
+        # Equal or doubled sizes determine the scale, whatever the factor is.
         if out == size and not exact and not align_corners:
             scales.append(1.0)
         elif out == 2 * size and filter_ == "nearest" and not exact:

@@ -1,4 +1,4 @@
-"""Weight norm, with backward: the direction of v, with the length g, for each index of its first or last dimension."""
+"""Weight norm and its gradient: the direction of v with the length g, for each index of its first or last dimension."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch_backplane.planning import Call, Refused, operator, run_pointwise, run
 
 
 def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
-    """The dimensions that lengths are taken over."""
+    """Checks the arguments, and returns the dimensions over which lengths are computed."""
     if not v.numel():
-        # The CPU kernel would end the process: it divides by the size.
-        torch._check(False, lambda: f"weight norm needs elements, and got a tensor of shape {list(v.shape)}")
-    if 0 <= dim < v.dim():  # PyTorch does not look at their number, and reads beyond memory
-        torch._check(g.numel() >= v.shape[dim], lambda: f"expected {v.shape[dim]} lengths, and got {g.numel()}")
+        # The CPU kernel would crash: it divides by the size.
+        torch._check(False, lambda: f"weight norm needs elements, but got a tensor of shape {list(v.shape)}")
+    if 0 <= dim < v.dim():  # PyTorch does not check their number, and reads out of bounds
+        torch._check(g.numel() >= v.shape[dim], lambda: f"expected {v.shape[dim]} lengths, but got {g.numel()}")
     if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
-        raise Refused("lengths of another shape or dtype")
+        raise Refused("dim, or the shape or dtype of g, does not match v")
     return [other for other in range(v.dim()) if other != dim]
 
 
@@ -31,7 +31,7 @@ def _along(lengths: torch.Tensor, v: torch.Tensor, dim: int) -> torch.Tensor:
 
 @operator("_weight_norm_interface")
 def _weight_norm_interface(call: Call, v: torch.Tensor, g: torch.Tensor, dim: int) -> Results:
-    """v * g / |v|, and |v|, of g's shape, in float32 for numbers of 16 bits."""
+    """v * g / |v|, and |v| in g's shape (float32 for half precision)."""
     dims, compute = _check_lengths(v, g, dim), value_dtype(v.dtype)
     out, norms = call.outputs(
         like=[torch.empty_like(v, device="meta"), torch.empty_like(g, dtype=compute, device="meta")]
@@ -63,7 +63,7 @@ def _weight_norm_interface_backward(
 ) -> Results:
     dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
     if not all(tensor.is_contiguous() for tensor in (saved_v, saved_g, saved_norms)):
-        raise Refused("saved tensors that are not contiguous")  # for PyTorch's error
+        raise Refused("saved tensors are not contiguous")
     grad_v, grad_g = call.outputs()
     products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
     summed = summation(compute, lambda a, b, _: a * b)
