@@ -167,7 +167,7 @@ class Dialect(ABC):
         if category == "float":
             return self.float_constant(float(value), bits)
         value = int(value)
-        if value == integer_range(torch.int64)[0] and category == "signed":  # its magnitude is out of range for a literal
+        if value == integer_range(torch.int64)[0] and category == "signed":  # the magnitude overflows
             return f"({self.constant(value + 1, dtype)} - 1)"
         text = f"{value}{self.integer_suffix(category, bits)}"
         return f"({text})" if value < 0 else text
