@@ -152,7 +152,7 @@ def test_a_backward_formula_returns_a_gradient_for_each_parameter() -> None:
         ((1.0, 2.0), {}, TypeError, "leaky needs a tensor among its arguments"),
         ((torch.ones(2), torch.ones(3)), {}, RuntimeError, "must match the size of tensor"),
         ((torch.ones(2, dtype=torch.complex64), 1), {}, TypeError, r"leaky does not take torch\.complex64"),
-        ((torch.ones(2), 1j), {}, TypeError, r"leaky does not take torch\.complex64: greater does not support complex64"),
+        ((torch.ones(2), 1j), {}, TypeError, r"leaky does not take torch\.complex64: greater does not support "),
     ],
 )
 def test_bad_calls(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str) -> None:
