@@ -230,7 +230,7 @@ def main(
         told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
         print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {told}")
     if first is not None:
-        print("call without a plan: " + ", ".join(f"{name} {value:.0f} µs" for name, value in first.items()))
+        print("first call, kernel built: " + ", ".join(f"{name} {value:.0f} µs" for name, value in first.items()))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def geometry(
         sizes: the shape of the outputs.
         strides: for each operand, outputs first, one stride for each size; 0 where the operand is broadcast.
         width: elements per work item if every operand is contiguous.
-        aligned: whether every operand is aligned to `width` elements. If not, the width is 1.
+        aligned: whether every operand is aligned for accesses to `width` elements. If not, the width is 1.
         limits: which calls that are not contiguous are launched in rows.
         staged: for each operand, the bytes of an element if it is an input, which a tile can read first; else 0.
         tile_limits: which tiles the device can use.

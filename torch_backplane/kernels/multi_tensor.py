@@ -29,7 +29,7 @@ def slots_within(
     singles: Sequence[torch.dtype] = (),
     scalars: Sequence[torch.dtype] = (),
 ) -> int:
-    """The number of slots, from 1 to `most`, whose arguments fit the target's limit on argument bytes."""
+    """The number of slots, at most `most`, whose arguments fit the target's limit on argument bytes; at least 1."""
     tensors = len(inputs) + len(outputs) + len(singles)
     each = tensors * dialect.buffer_bytes + sum(dtype.itemsize for dtype in (*scalars, torch.uint32))
     return max(1, min(most, dialect.target.max_argument_bytes // each))

@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.layouts import RowLimits
 
-# PyTorch's CPU device, which holds numbers that have no device; not a device of a driver.
+# PyTorch's CPU device, for numbers that have no device. It is not a device of a driver.
 CPU = torch.device("cpu")
 
 

@@ -14,7 +14,7 @@ from torch_backplane.kernels.templates.sort import LOW, Runs, cut_size, key_func
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 _BLOCK = 16  # elements that are tested together for keys to keep
-_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # maximum number of keys that a work item keeps; minimum size of a chunk
+_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # maximum number of keys that a work item keeps; rows have no smaller chunks
 _KEPT_PART = 8  # at most 1 / _KEPT_PART of a chunk is kept
 
 

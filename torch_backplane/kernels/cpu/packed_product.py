@@ -18,7 +18,7 @@ from torch_backplane.kernels.templates.tiles import BLOCK, SHORT, batch_start, s
 
 # _ROWS: candidates for the rows of a tile; the first one that leaves enough work items is used.
 # _VECTORS: vectors of columns in a tile.
-# _COPIED_ROWS: minimum number of rows if b's columns are not contiguous; packing b then takes as long as some rows.
+# _COPIED_ROWS: minimum number of rows if b's rows are not contiguous; packing b then takes as long as some rows.
 _ROWS, _VECTORS, _COPIED_ROWS = (64, 32, 16, 8), 2, 32
 _ROWS_AT_ONCE = 8  # rows whose sums over a block are in registers together
 

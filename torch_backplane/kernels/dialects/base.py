@@ -347,7 +347,7 @@ class Dialect(ABC):
         return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && {self._unlike_signs(a, b)}) ? {b} : 0)"
 
     def _unlike_signs(self, a: Value, b: Value) -> str:
-        # Not by two comparisons: Mesa's compiler takes an int32 that was converted to int64 for non-negative.
+        # Not by two comparisons: Mesa's compiler treats an int32 that was converted to int64 as non-negative.
         return f"({a} ^ {b}) < 0"
 
     def _wrapping(self, sign: str, a: Value, b: Value) -> str:

@@ -43,7 +43,7 @@ class _Range(NamedTuple):
     up: float  # the scale for smaller numbers
     step: float  # exp(step + 8) is finite
     far: float  # for |z| from it on, 1 + z² is z² to all digits
-    log_of_2: tuple[float, float]  # rounded, and its rounding error
+    log_of_2: tuple[float, float]  # rounded, and the rest
 
 
 _LOG_OF_2_32 = (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09)
@@ -509,7 +509,7 @@ def atanh(a: Parts) -> Parts:
     squared = scaled.real * scaled.real + scaled.imaginary * scaled.imaginary
     quotient = 4.0 * (x * scale) / squared * scale
     limits = _range(x)
-    beside = scale == limits.up  # x is about 1, and the quotient can be infinite
+    beside = scale == limits.up  # x is 1, and the quotient can be infinite
     one_more = 1.0 + quotient
     rest = f.where(beside, 2.0 * math.log(limits.up), (quotient - (one_more - 1.0)) / one_more)
     rise = 0.25 * (f.log(f.where(beside, 4.0 / squared, one_more)) + rest)
@@ -527,7 +527,7 @@ def atan(a: Parts) -> Parts:
     return _over_i(atanh(_times_i(a)))
 
 
-# By name: the name in expression.OPERATIONS, for operations that are there.
+# The names are those of expression.OPERATIONS, for operations that are there.
 FUNCTIONS: dict[str, Callable[..., Parts]] = {
     function.__name__: function
     for function in (

@@ -54,7 +54,7 @@ def zeta(s: Expression, q: Expression) -> Expression:
     # A sum from a large negative q would take too long.
     start = f.where(q > -1e6, q, 1.0)
     a, total, _, _ = f.while_loop(more, add, (start, f.power(start, -s), s, f.full_like(q, 0.0)))
-    rest = f.power(a, 1.0 - s)  # is not 0 where a^-s underflows
+    rest = f.power(a, 1.0 - s)  # can be above 0 where a^-s underflows
     power = rest / a
     value = total + rest / (s - 1.0) - 0.5 * power
     term = power * s / a
@@ -97,7 +97,7 @@ def mvlgamma(x: Expression, p: Expression, constant: Expression) -> Expression:
     def add(value: Expression, j: Expression, x: Expression, last: Expression) -> tuple[Expression, ...]:
         return value + f.lgamma(x - 0.5 * j.to(x.dtype)), j + 1, x, last
 
-    # p can have an integer or a floating-point dtype; the counter is an integer.
+    # Counts in integers, whatever the dtype of p.
     last = p.to(torch.int64)
     value, *_ = f.while_loop(lambda value, j, x, last: j < last, add, (constant, f.full_like(last, 0), x, last))
     return value
