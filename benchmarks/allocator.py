@@ -1,15 +1,14 @@
-"""The speed and the economy of the caching allocator, beside malloc's in the same run.
+"""Measures the speed and the memory overhead of the caching allocator, and malloc's speed in the same run.
 
     python benchmarks/allocator.py
     python benchmarks/allocator.py --json
 
-Sequences of allocations and frees are replayed natively. One is the simplest there is, a small block that comes
-and goes; one is recorded, with the allocator's own memory history, while a small transformer is trained on bp,
-and repeated until it has enough events; one is random. An event is one allocation or one free. «bp» calls the
-allocator, «bp via c10» goes through c10's interface to it, as operators do, and «malloc» is posix_memalign to
-512 bytes and free. Nothing touches the memory. The first pass of bp gets its segments from the device, later
-ones find them cached. The allocators take turns, the best passes count, and the time is the thread's processor
-time.
+Sequences of allocations and frees are replayed natively. One is the simplest possible: a small block that is allocated
+and freed repeatedly. One is recorded from the memory history while a small transformer is trained on bp, and repeated
+until it has enough events. One is random. An event is one allocation or one free. "bp" calls the allocator, "bp via
+c10" uses c10's interface to it, as operators do, and "malloc" is posix_memalign to 512 bytes and free. Nothing accesses
+the memory. The first pass of bp gets its segments from the device; later passes find them in the cache. The allocators
+alternate, the best passes count, and times are the thread's CPU time.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Trace:
 
 
 def train(steps: int) -> None:
-    """Some steps of a small transformer on random tokens: what matters here is what it allocates."""
+    """Trains a small transformer on random tokens for some steps. Only its allocations matter."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True, norm_first=True)
     layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
@@ -55,7 +54,7 @@ def train(steps: int) -> None:
     model.to("bp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(steps):
-        length = 64 + 16 * (step % 4)  # not every batch is of the same length
+        length = 64 + 16 * (step % 4)  # batches differ in length
         tokens = torch.randint(0, 256, (8, length + 1)).to("bp")
         logits = model(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -80,7 +79,7 @@ def record_training(steps: int) -> Trace:
             count += 1
         elif entry["action"] == "free_completed" and entry["addr"] in slots:
             events.extend((slots.pop(entry["addr"]), -1))
-    for slot in slots.values():  # what was alive at the end, so that the sequence can be repeated
+    for slot in slots.values():  # free what is alive at the end, so that the sequence can be repeated
         events.extend((slot, -1))
     return Trace(f"training, {steps} steps", events)
 
@@ -91,7 +90,7 @@ def repeat(trace: Trace, at_least: int) -> Trace:
 
 
 def random_trace(count: int, live: int = 2000) -> Trace:
-    """Sizes from 16 bytes to 16 MiB, evenly on a logarithmic scale; about `live` of them at any time."""
+    """Blocks of 16 bytes to 16 MiB, uniform on a logarithmic scale; about `live` are allocated at any time."""
     choose = random.Random(0)
     events = array("q")
     slots: list[int] = []
@@ -111,16 +110,16 @@ def random_trace(count: int, live: int = 2000) -> Trace:
 
 
 def pair_trace(count: int) -> Trace:
-    """The fastest case, and the most frequent: a small tensor that lives for a moment."""
+    """The fastest and most frequent case: a small tensor with a short lifetime."""
     return Trace("one small block", array("q", [0, 1000, 0, -1]) * (count // 2))
 
 
-ALLOCATORS = ("bp", "data_ptr", "malloc")  # as the runtime's replay calls them
+ALLOCATORS = ("bp", "data_ptr", "malloc")  # names in the runtime's replay
 
 
 @dataclasses.dataclass
 class Result:
-    """Nanoseconds per event, and the most bytes at any time."""
+    """Nanoseconds per event, and peak bytes."""
 
     sequence: str
     events: int
@@ -134,7 +133,7 @@ class Result:
 
 
 def measure(trace: Trace, passes: int) -> Result:
-    """Replay a sequence, starting with an empty cache."""
+    """Replays a sequence, starting with an empty cache."""
     memory.empty_cache()
     memory.reset_peak_memory_stats()
     allocated_before, reserved_before = memory.memory_allocated(), memory.memory_reserved()
@@ -164,13 +163,13 @@ ROWS: dict[str, Callable[[Result], str]] = {
 
 
 def main(
-    events: Annotated[int, typer.Option(min=2, help="the least number of events in each sequence")] = 1_000_000,
+    events: Annotated[int, typer.Option(min=2, help="minimum number of events per sequence")] = 1_000_000,
     steps: Annotated[int, typer.Option(min=1, help="training steps to record")] = 8,
-    passes: Annotated[int, typer.Option(min=1, help="passes over each sequence and allocator")] = 5,
+    passes: Annotated[int, typer.Option(min=1, help="passes per sequence and allocator")] = 5,
     driver: Annotated[str, typer.Option(help="only these Backplane drivers, comma-separated; empty: all")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Measures nanoseconds per allocation or free, and how much more is reserved than allocated."""
+    """Measures nanoseconds per allocation or free, and the ratio of reserved to allocated memory."""
     if driver:
         os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
     traces = [pair_trace(events), repeat(record_training(steps), events), random_trace(events)]

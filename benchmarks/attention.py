@@ -1,4 +1,4 @@
-"""Scaled dot product attention beside PyTorch's on the CPU, from 128 to 8,192 keys, forward alone and with gradients.
+"""Compares attention of 128 to 8,192 keys with PyTorch's on the CPU, forward only and with gradients.
 
     python benchmarks/attention.py --driver opencl
     python benchmarks/attention.py --driver opencl --generated --match ' 512'
@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 LENGTHS = (128, 512, 2048, 8192)
 DTYPES = (torch.float32, torch.bfloat16)
-NUMBERS = 1 << 20  # of each operand, or one head
+NUMBERS = 1 << 20  # elements of each operand, which has at least one head
 
 
 def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: torch.device) -> turns.Body:
@@ -29,7 +29,7 @@ def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: 
 
 
 def rows() -> list[turns.Row]:
-    """Compares attention of a device with the CPU's."""
+    """Compares attention on a device and on the CPU."""
     return [
         turns.Row(
             f"{length} queries and keys, {str(dtype).removeprefix('torch.')}{', causal' if causal else ''}"

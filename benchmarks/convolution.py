@@ -1,4 +1,4 @@
-"""The convolutions of a ResNet-50 on images of 224 × 224 beside PyTorch's on the CPU, in three directions.
+"""Compares the convolutions of a ResNet-50 on images of 224 × 224 with PyTorch's on the CPU, forward and backward.
 
     python benchmarks/convolution.py --driver opencl
     python benchmarks/convolution.py --driver opencl --match 'forward'
@@ -16,7 +16,7 @@ BATCH = 2
 
 
 class Layer(NamedTuple):
-    """(channels, channels of the result, side of the image, side of the window, stride)"""
+    """A convolution: (channels, channels of the result, side of the image, side of the window, stride)."""
 
     channels: int
     results: int
@@ -25,7 +25,7 @@ class Layer(NamedTuple):
     stride: int
 
 
-# He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2015, table 1, with strides in the 3 × 3 windows.
+# He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2015, table 1; strides in the 3 × 3 convolutions.
 LAYERS = [
     Layer(3, 64, 224, 7, 2),
     *(
@@ -57,7 +57,7 @@ def make(layer: Layer, direction: str, device: torch.device) -> turns.Body:
 
 
 def rows() -> list[turns.Row]:
-    """Compares convolutions of a device with the CPU's."""
+    """Compares convolutions on a device and on the CPU."""
     return [
         turns.Row(
             f"{layer.channels} to {layer.results}, {layer.window} × {layer.window} of {layer.side}, "

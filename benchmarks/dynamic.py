@@ -1,18 +1,22 @@
-"""What a call costs whose shape was never met before, beside one whose shape was, and beside the CPU; in microseconds.
+"""Compares calls with new shapes to calls with seen shapes and to calls on the CPU, in microseconds.
 
     python benchmarks/dynamic.py --driver opencl
     python benchmarks/dynamic.py --driver opencl --match "softmax|layer_norm" --json
 
-Each workload is called with a few shapes at first, so that its kernels are built and its class of calls is known. Then
-come rounds: a handful of shapes that were never met, one call after the other; the same again, for which they may get
-plans of their own; these shapes once more, seen now, of operands that nobody has touched, as those of the new shapes
-were; then the first shape of all with the same operands over and over, where all that a call reads is in the caches.
-And all that on the CPU. Timed is what the caller waits for: operands are made before, the device is held up
-meanwhile, and it is waited for afterwards. The figures are medians over all calls, since a call of a new shape cannot
-be repeated.
+Each workload is first called with a few shapes, so that its kernels are built and its class of calls is known. Then
+each round times four series of calls:
 
-A new shape should cost at most 5 µs more than a seen one, and at most 3 times as much. How many workloads keep that
-beside the first shape, too, is told apart.
+- new: shapes that were never seen, one call each.
+- again: the same calls again, in which the shapes can get their exact plans.
+- seen: the same shapes once more, with operands that no call has used, like those of the new shapes.
+- first: the very first shape with the same operands over and over, so that everything that a call reads is cached.
+
+The same is done on the CPU. Times last until a call returns: operands are created before, the device is held up
+meanwhile, and the program waits for it afterwards. The figures are medians over all calls, since a call with a new
+shape cannot be repeated.
+
+A new shape should cost at most 5 µs more than a seen one, and at most 3 times as much. The number of workloads that
+reach this relative to the first shape is reported separately.
 """
 
 from __future__ import annotations
@@ -35,24 +39,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-WIDTH = 32  # of what does not change: features, channels …
-SMALLEST = 24  # of the sizes that change
-MORE = 5.0  # µs that a new shape may cost more than a seen one
-TIMES = 3.0  # that it may cost as much
+WIDTH = 32  # the sizes that do not change: features, channels …
+SMALLEST = 24  # the smallest of the sizes that change
+MORE = 5.0  # µs that a new shape can cost more than a seen one
+TIMES = 3.0  # maximum ratio of the cost of a new shape to that of a seen one
 HELD = 20  # ms for which the device is held up
-WARM_UP = 32  # calls of a known shape before those that are timed: the first ones after a wait are slow everywhere
+WARM_UP = 32  # calls of a known shape before the timed ones, because the first calls after a wait are slow
 
 Operands = tuple[Any, ...]
 
 
 @dataclasses.dataclass
 class Workload:
-    """One line of the table.
+    """A row of the table.
 
     Args:
-        operands: of a size, on the CPU; they are moved to the device before the time counts.
-        call: what is timed, given the operands.
-        is_program: several operators, judged by the factor alone.
+        operands: returns operands of a size, on the CPU. They are moved to the device before the timed calls.
+        call: the timed function, which takes the operands.
+        is_program: whether it is several operators, which are judged by the ratio only.
     """
 
     title: str
@@ -74,7 +78,7 @@ def two_of(make: Callable[[int], Operands]) -> Callable[[int], Operands]:
 
 
 def and_size(make: Callable[[int], Operands]) -> Callable[[int], Operands]:
-    """Of the largest size there is, and the size: for what cuts them itself."""
+    """Operands of a size that is larger than all others, and the size, for calls that slice them."""
     return lambda size: (*make(4096), size)
 
 
@@ -84,12 +88,12 @@ def heads(size: int) -> Operands:
 
 
 def one_query(size: int) -> Operands:
-    """A token's query over a cache that grows."""
+    """The query of one token, and a cache that grows."""
     return (torch.randn(1, 2, 1, WIDTH), *(torch.randn(1, 2, size, WIDTH) for _ in range(2)))
 
 
 def images(size: int) -> Operands:
-    """Of any height and width."""
+    """Images of any height and width."""
     return (torch.randn(1, 4, size, size + 3),)
 
 
@@ -120,7 +124,7 @@ def trained(size: int) -> Operands:
 
 
 def block(x: torch.Tensor, w: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Half a layer of a transformer, without its attention."""
+    """Half of a transformer layer, without attention."""
     normed = F.layer_norm(x, (WIDTH,), norm, norm)
     return x + F.gelu(F.linear(normed, w))
 
@@ -227,15 +231,15 @@ WORKLOADS = [
 
 @dataclasses.dataclass
 class Served:
-    """What the operators with planners did for new shapes."""
+    """How operators with planners handled new shapes."""
 
     dynamic_shape_replays_of: int = 0
     planner_calls: int = 0
     traces: int = 0
-    exact: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # by name: why, of those whose planner ran
+    exact: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # operators whose planner ran: reasons
 
     def add(self, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
-        """What happened between the two `stats`."""
+        """Adds the changes between two results of `stats`."""
         for name, now in after.items():
 
             def risen(count: str, name: str = name, now: dict[str, Any] = now) -> int:
@@ -255,14 +259,13 @@ class Served:
 
 @dataclasses.dataclass
 class Result:
-    """Medians over the calls, in microseconds, of the shapes that are «new», «again» and «seen», and of the «first» one
-    of all; and how the new ones were served."""
+    """Medians over the calls in microseconds: "new", "again", "seen" and "first" as in the module's docstring."""
 
     workload: str
     device_us: dict[str, float]
     cpu_us: dict[str, float]
     is_program: bool
-    held: bool  # whether the device was held up meanwhile; not if the call waits for it
+    held: bool  # whether the device was held up meanwhile; False if the call waits for it
     served: Served
 
     def costs_little_more(self, than: str = "seen") -> bool:
@@ -284,7 +287,7 @@ def stats(device: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def forget(device: torch.device) -> None:
-    """What workloads before met: plans, not kernels."""
+    """Drops the plans of earlier workloads, but not their kernels."""
     if device.type == "bp":
         from torch_backplane import plans
 
@@ -297,7 +300,7 @@ def wait(device: torch.device) -> None:
 
 
 def moved(operands: Operands, device: torch.device) -> Operands:
-    """Fresh memory for each: on the CPU, too."""
+    """Copies of the operands on `device`, in fresh memory also on the CPU."""
     found = []
     for one in operands:
         if isinstance(one, torch.Tensor):
@@ -308,14 +311,16 @@ def moved(operands: Operands, device: torch.device) -> Operands:
 
 
 def hold(device: torch.device) -> None:
-    """Keeps the device from beginning what it is given next: where it is the processor, its work would take the cores
-    from the program that is measured."""
+    """Keeps the device busy so that it does not start the following work.
+
+    If the device is the CPU, its work would take cores from the measured program.
+    """
     if device.type == "bp" and torch.get_device_module(device).get_device_properties(device).dialect:
         torch.get_device_module(device)._sleep(HELD * 1_000_000)
 
 
 def timed(call: Callable[..., object], given: Sequence[Operands]) -> list[float]:
-    """Microseconds until each of the calls returned."""
+    """Microseconds until each call returned."""
     times = []
     for operands in given:
         start = time.perf_counter()
@@ -325,7 +330,7 @@ def timed(call: Callable[..., object], given: Sequence[Operands]) -> list[float]
 
 
 def waits(call: Callable[..., object], operands: Operands, device: torch.device) -> bool:
-    """Whether the call returns only when the device has done what it was given."""
+    """Whether the call returns only after the device has finished its work."""
     hold(device)
     (took,) = timed(call, [operands])
     wait(device)
@@ -333,18 +338,18 @@ def waits(call: Callable[..., object], operands: Operands, device: torch.device)
 
 
 def sizes(count: int) -> list[int]:
-    """Each once, in no order, the largest first: launches that are wider than all before may wait for those."""
+    """`count` different sizes in random order, the largest first: a launch wider than all before can wait for them."""
     found = list(range(SMALLEST, SMALLEST + count - 1))
     random.Random(count).shuffle(found)
     return [SMALLEST + count - 1, *found]
 
 
 def run(workload: Workload, device: torch.device, rounds: int, calls: int, known: int) -> Result:
-    """The workload with shapes that are new to it and then seen, on `device` and on the CPU in turn.
+    """Runs the workload with new shapes and then with the same shapes, on `device` and on the CPU in turn.
 
     Args:
-        rounds: each with `calls` new shapes.
-        known: how many shapes are met before.
+        rounds: number of rounds, each with `calls` new shapes.
+        known: number of shapes that are called beforehand.
     """
     places = [device, torch.device("cpu")]
     forget(device)
@@ -385,11 +390,11 @@ def shortened(text: str) -> str:
 
 def main(
     device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    match: Annotated[str, typer.Option(help="only workloads whose titles have this regular expression")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="of new shapes, then seen, on each device")] = 8,
+    driver: Annotated[str | None, typer.Option(help="use only these Backplane drivers, comma-separated")] = None,
+    match: Annotated[str, typer.Option(help="run only workloads whose title matches this regular expression")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of new and then seen shapes on each device")] = 8,
     calls: Annotated[int, typer.Option(min=1, help="new shapes per round")] = 8,
-    known: Annotated[int, typer.Option(min=1, help="shapes that are met before")] = 3,
+    known: Annotated[int, typer.Option(min=1, help="shapes that are called beforehand")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's CPU threads")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
@@ -398,7 +403,7 @@ def main(
     place = machine.place(device, driver, threads)
     chosen = [workload for workload in WORKLOADS if re.search(match, workload.title)]
     if not chosen:
-        sys.exit(f"--match {match}: none of the {len(WORKLOADS)} workloads")
+        sys.exit(f"--match {match}: none of the {len(WORKLOADS)} workloads matches")
     results = [run(workload, place, rounds, calls, known) for workload in chosen]
     environment = machine.environment(place, threads) | {
         "new shapes": rounds * calls,

@@ -1,8 +1,8 @@
-"""What events and small copies from and to host memory cost on a device, in microseconds.
+"""Measures events and small copies between host and device memory, in microseconds.
 
     python benchmarks/events.py --driver opencl
 
-Each figure is the least of the medians of several rounds: on a busy machine the least says most.
+Each figure is the minimum of the medians of several rounds, which other load affects least.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def record_and_wait(device: torch.device) -> Callable[[], object]:
 
 
 def query(device: torch.device) -> Callable[[], object]:
-    """asking for an event that is reached"""
+    """query of a completed event"""
     event = torch.Event(device)
     event.record()
     event.synchronize()
@@ -59,10 +59,11 @@ WORKLOADS = (record_and_wait, query, to_host, to_device, to_device_pinned)
 
 def main(
     driver: Annotated[str | None, typer.Option(help="Use only this driver.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 9,
-    calls: Annotated[int, typer.Option(min=1, help="Calls of a round.")] = 300,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per workload.")] = 9,
+    calls: Annotated[int, typer.Option(min=1, help="Calls per round.")] = 300,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
+    """Measures events and small copies on a device."""
     device = machine.place("bp", driver, threads=1)
     figures = {}
     for workload in WORKLOADS:

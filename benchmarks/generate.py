@@ -1,15 +1,15 @@
-"""How fast a small Llama writes text that grows token by token, beside the same model on the CPU, in tokens per second.
+"""Measures how fast a small Llama generates text on a device and on the CPU, in tokens per second.
 
     pip install transformers
     python benchmarks/generate.py --driver opencl
     python benchmarks/generate.py --driver opencl --tokens 100 --long 0 --json
 
-The model has random weights; it is `generate`'s greedy search that is timed, until all tokens are there. Each length of
-the text is a shape of its own. One pass builds or loads the kernels; then all plans are forgotten. The first pass of a
-prompt meets shapes that are new, the repeated ones seen ones: the first should run at 0.85 of their speed or more.
-Then a prompt of another length, whose first pass meets known operators at new shapes, and one long text, which should
-become slower as much as it does on the CPU, and not more. On the CPU and on the device the tokens are equal, or this
-ends with an error; except after two tokens whose scores are equal but for rounding.
+The model has random weights. The greedy search of `generate` is timed until all tokens are available. Each length of
+the text is another shape. One pass builds or loads the kernels; then all plans are dropped. The first pass of a prompt
+has new shapes, and repeated passes have seen ones; the first should reach at least 0.85 of their speed. A prompt of
+another length follows, whose first pass uses known operators with new shapes. The last is a long text, which should not
+slow down more than on the CPU. If the tokens on the CPU and on the device differ, the program ends with an error,
+unless the scores of the first two differing tokens are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from rich.table import Table
 
 VOCABULARY = 1000
 PROMPTS = (16, 37)  # tokens
-PART = 500  # tokens of a long text between two figures
-AIM = 0.85  # of the first pass to repeated ones
-TIE = 1e-4  # scores are some tenths apart; rounding moves them by 1e-6 to 1e-5
+PART = 500  # tokens per part of the long text, for which a speed is reported
+AIM = 0.85  # speed of the first pass divided by that of repeated ones
+TIE = 1e-4  # scores usually differ by some tenths; rounding changes them by 1e-6 to 1e-5
 
 Tokens = torch.Tensor  # (1, length), on the CPU
 
 
 @dataclasses.dataclass
 class Pass:
-    """One generation: the text, and when each of its tokens was begun, and when the last one was there."""
+    """One generation: the text, the time at which each token was started, and the time of the last one's end."""
 
     text: Tokens
     times: list[float]
@@ -70,7 +70,7 @@ Generator = Callable[[torch.device, Tokens, int], Pass]
 
 
 def small_llama(layers: int, longest: int) -> Any:
-    """On the CPU, with random weights, the same each time."""
+    """A model on the CPU with random weights, which are the same each time."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
@@ -84,7 +84,7 @@ def small_llama(layers: int, longest: int) -> Any:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=longest,
-        initializer_range=0.1,  # the usual 0.02 repeats few tokens, and their scores drift past each other
+        initializer_range=0.1,  # with the default of 0.02, a few tokens repeat, and their scores get too close
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -92,7 +92,7 @@ def small_llama(layers: int, longest: int) -> Any:
 
 
 def generator(model: Any, device: torch.device) -> Generator:
-    """Generates with `model`, which is on the CPU, or with a copy of it on `device`."""
+    """A function that generates with `model`, which is on the CPU, or with a copy of it on `device`."""
     models = {device: copy.deepcopy(model).to(device), torch.device("cpu"): model}
 
     def generate(place: torch.device, prompt: Tokens, tokens: int) -> Pass:
@@ -122,7 +122,7 @@ Gap = Callable[[Tokens, int, int], float]
 
 
 def gaps(model: Any) -> Gap:
-    """How far apart two tokens' scores are after a text, in float64."""
+    """A function that computes, in float64, the difference of two tokens' scores after a text."""
 
     def gap(text: Tokens, one: int, other: int) -> float:
         with torch.no_grad():
@@ -133,7 +133,7 @@ def gaps(model: Any) -> Gap:
 
 
 def check_equal(here: Pass, cpu: Pass, gap: Gap) -> None:
-    """Ends the program where the texts differ, unless that begins with a tie, which rounding decides."""
+    """Exits if the texts differ, unless the first difference is a tie, which rounding decides."""
     unequal = (here.text != cpu.text).flatten().nonzero()
     if len(unequal) == 0:
         return
@@ -147,12 +147,12 @@ def check_equal(here: Pass, cpu: Pass, gap: Gap) -> None:
 
 
 def prompt_of(length: int) -> Tokens:
-    """The same each time."""
+    """A random prompt, which is the same each time."""
     return torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
 
 
 def measure(generate: Generator, device: torch.device, length: int, tokens: int, repeats: int, gap: Gap) -> Prompt:
-    """A prompt of `length` tokens, for the first time and again, on the device and on the CPU in turn."""
+    """Runs a prompt of `length` tokens for the first time and repeatedly, on the device and on the CPU in turn."""
     prompt = prompt_of(length)
     passes: list[tuple[Pass, Pass]] = []
     for _ in range(1 + repeats):
@@ -164,7 +164,7 @@ def measure(generate: Generator, device: torch.device, length: int, tokens: int,
 
 
 def parts(here: Pass, cpu: Pass, tokens: int) -> list[dict[str, float]]:
-    """Tokens per second of each part of a long text, and how that compares with the first part."""
+    """Tokens per second of each part of a long text, and its ratio to the first part's."""
     found: list[dict[str, float]] = []
     for start in range(0, tokens, PART):
         end = min(start + PART, tokens)
@@ -176,7 +176,7 @@ def parts(here: Pass, cpu: Pass, tokens: int) -> list[dict[str, float]]:
 
 
 def coverage() -> dict[str, Any]:
-    """Classes of calls that met a second shape, how many have a dynamic-shape plan, and why the others have none."""
+    """Classes of calls that met a second shape, how many have a dynamic-shape plan, and why others have none."""
     from torch_backplane import plans
 
     classes = served = 0
@@ -200,11 +200,11 @@ def coverage() -> dict[str, Any]:
 
 def main(
     device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="generated from each prompt")] = 200,
+    driver: Annotated[str | None, typer.Option(help="use only these Backplane drivers, comma-separated")] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="tokens to generate from each prompt")] = 200,
     long: Annotated[int, typer.Option(min=0, help="tokens of the long text; 0: none")] = 3000,
     repeats: Annotated[int, typer.Option(min=1, help="passes after the first one")] = 3,
-    layers: Annotated[int, typer.Option(min=1, help="of the model")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="layers of the model")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's CPU threads")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:

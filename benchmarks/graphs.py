@@ -1,17 +1,17 @@
-"""Graphs: a step that is given to the device again in one call, beside the same step eagerly, and beside the CPU.
+"""Compares replays of graphs with the same steps run eagerly, and on the CPU.
 
     python benchmarks/graphs.py --driver opencl
     python benchmarks/graphs.py --match chain --json
 
-Times are microseconds of a step, or of an operator where a step is a chain of them.
+Times are microseconds per step, or per operator if a step is a chain of operators.
 
-A chain on OpenCL is also given to the same queue by a bare loop in C: as many clEnqueueNDRangeKernel of the same
-programs' functions with the same arguments and groups. A kernel that is launched with other arguments than before needs
-clSetKernelArg, so the loop calls it as often as the replay does, and is what a replay is held against. A second
-loop has a kernel for each launch, whose arguments were set before the time began: the least that OpenCL can take.
+A chain on OpenCL is also launched on the same queue by a bare loop in C, with as many clEnqueueNDRangeKernel calls of
+the same functions with the same arguments and group sizes. A kernel that is launched with other arguments than before
+needs clSetKernelArg, so the loop calls it as often as the replay does. This loop is the reference for a replay. A
+second loop has a kernel object for each launch, whose arguments were set in advance: the minimum that OpenCL can take.
 
-"device" is how long the device is at work on a replay, by a profile: what no graph can save. "at most" is the eager
-step by that, so how many times as fast as eagerly a replay could be that takes no time beside.
+"device" is the time that the device works on a replay, according to a profile; a graph cannot reduce it. "at most" is
+the eager time divided by it: the speedup of a replay that has no other costs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import typer
 from torch import nn
 
 CHAIN = 1000
-AIM = 1.3  # a replay of the chain, in times the loop in C
-TITLE = "µs of a step, or of an operator of a chain"
+AIM = 1.3  # time of a replay of the chain divided by that of the loop in C
+TITLE = "µs per step, or per operator of a chain"
 
 
 Step = Callable[[], torch.Tensor]
 
 
 def chain(device: torch.device) -> Step:
-    """So many operators on 64 numbers, each of which waits for the one before."""
+    """`CHAIN` operators on 64 elements, each of which depends on the previous one."""
     x = torch.ones(64).to(device)
 
     def step() -> torch.Tensor:
@@ -75,7 +75,7 @@ class Tagger(nn.Module):
 
 
 class Writer(nn.Module):
-    """A GPT as examples/train_gpt.py's, smaller."""
+    """A GPT like that of examples/train_gpt.py, but smaller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,8 +107,10 @@ ROWS: dict[str, tuple[Callable[[torch.device], Step], int]] = {
 
 @dataclasses.dataclass
 class Result:
-    """Median microseconds, those that the device is at work in a replay, and medians over the rounds of how many times
-    as fast a replay is; and of how many times as long it takes as a loop in C."""
+    """Median microseconds (`device_us`: the device's work in a replay), and medians over the rounds of ratios.
+
+    `by_eager` and `by_cpu` are speedups of a replay. `by_loop` and `by_set_before` are its time divided by a loop's.
+    """
 
     title: str
     nodes: int
@@ -118,16 +120,16 @@ class Result:
     device_us: float
     by_eager: float
     by_cpu: float
-    beside_us: float | None = None  # the replay, when it takes turns with the loops
+    beside_us: float | None = None  # the replay, when it alternates with the loops
     loop_us: float | None = None
     by_loop: float | None = None
-    set_before_us: float | None = None  # the loop whose kernels have their arguments
+    set_before_us: float | None = None  # the loop whose arguments were set in advance
     by_set_before: float | None = None
-    without_loop: str = ""  # why there is none
+    without_loop: str = ""  # the reason if there is no loop
 
 
 def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore[name-defined]
-    """The graph of a step, once it is warm, and its result."""
+    """Captures a step after a warm-up, and returns the graph and the step's result."""
     stream = torch.bp.Stream()  # type: ignore[attr-defined]
     stream.wait_stream(torch.bp.current_stream())  # type: ignore[attr-defined]
     with stream:
@@ -141,7 +143,7 @@ def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore
 
 
 def at_work(graph: torch.bp.Graph, replays: int) -> float:  # type: ignore[name-defined]
-    """Microseconds that the device is at work on a replay, by a profile of so many."""
+    """Microseconds that the device works on a replay, from a profile of `replays` replays."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
         for _ in range(replays):
             graph.replay()
@@ -150,7 +152,7 @@ def at_work(graph: torch.bp.Graph, replays: int) -> float:  # type: ignore[name-
 
 
 def watched() -> launches.Watch | launches.Unavailable:
-    """Takes down what OpenCL launches from here on, or says why not."""
+    """Starts recording OpenCL's launches, or returns the reason why that is impossible."""
     try:
         return launches.Watch()
     except launches.Unavailable as error:
@@ -162,21 +164,21 @@ def bare_loops(
     graph: torch.bp.Graph,  # type: ignore[name-defined]
     result: torch.Tensor,
 ) -> list[launches.Loop]:
-    """Loops in C that do what the graph does, and are seen to: with arguments set in the loop, and before it.
+    """Loops in C that do what the graph does: one sets arguments in the loop, one in advance. Checks their results.
 
     Raises:
-        Unavailable: nothing was taken down, or OpenCL does not launch all of the graph's work.
+        Unavailable: nothing was recorded, or OpenCL does not launch all of the graph's nodes.
     """
     if isinstance(watch, launches.Unavailable):
         raise watch
-    for _ in range(2):  # the second replay sets those arguments that any later one sets
+    for _ in range(2):  # the second replay sets the same arguments as any later one
         start = watch.calls()
         graph.replay()
         torch.accelerator.synchronize(result.device)
     given = watch.launches(start)
     watch.stop()
     if len(given) != len(graph):
-        raise launches.Unavailable(f"OpenCL launched {len(given)} kernels for {len(graph)} pieces of work")
+        raise launches.Unavailable(f"OpenCL launched {len(given)} kernels for {len(graph)} nodes")
     expected = result.cpu()
     loops = [watch.loop(given, beforehand) for beforehand in (False, True)]
     for loop in loops:
@@ -185,15 +187,15 @@ def bare_loops(
         loop()
         loop.finish()
         if not torch.equal(result.cpu(), expected):
-            raise RuntimeError("the loop in C does not compute what the replay does")
+            raise RuntimeError("the loop in C and the replay have different results")
     return loops
 
 
 def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | launches.Unavailable) -> Result:
-    """The row's step replayed, eager and on the CPU in turn; a chain also by the loops in C."""
+    """Runs the row's step as a replay, eagerly and on the CPU in turn; a chain also with the loops in C."""
     make, operators = ROWS[title]
     torch.manual_seed(0)
-    step = make(place)  # has the inputs, which the graph reads at each replay
+    step = make(place)  # keeps the inputs alive, which the graph reads at each replay
     graph, result = replayed(step)
     loops, without = [], ""
     if operators > 1:
@@ -203,9 +205,9 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
             without = str(error)
 
     def timed(bodies: list[turns.Body], sides: list[turns.Side]) -> tuple[list[list[float]], list[float]]:
-        """Each body's times in rounds, and its median in microseconds."""
+        """Each body's times in the rounds, and its median in microseconds per operator."""
         pairs = list(zip(bodies, sides, strict=True))
-        for _ in range(2):  # the first calls are slow, above all those of the CPU's process
+        for _ in range(2):  # the first calls are slow, especially in the CPU's process
             once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in pairs)
         times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
         return times, [statistics.median(one) * 1e6 / operators for one in times]
@@ -215,7 +217,7 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
     by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
     device = at_work(graph, 10) / operators
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
-    if loops:  # whose turns are their own: a queue is quicker after a pause, such as the CPU's turn is
+    if loops:  # measured separately: a queue is faster after a pause, such as the CPU's turn
         finished = [turns.Side(place, finish=loop.finish) for loop in loops]
         times, (found.beside_us, found.loop_us, found.set_before_us) = timed([graph.replay, *loops], [here, *finished])
         found.by_loop, found.by_set_before = (turns.ratio(one, times[0]) for one in times[1:])
@@ -223,17 +225,17 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
 
 
 def beside_loops(results: Sequence[Result]) -> dict[str, str]:
-    """What is told of the loops in C."""
+    """The lines to print about the loops in C."""
     told = {}
     for one in results:
         if one.without_loop:
             told[f"{one.title}, without a loop in C"] = one.without_loop
         elif one.by_loop is not None:
-            told[f"{one.title}, replay by the loop in C (aim {AIM})"] = (
+            told[f"{one.title}, replay ÷ loop in C (aim {AIM})"] = (
                 f"{one.by_loop:.2f}; {one.beside_us:.2f} and {one.loop_us:.2f} µs"
             )
             before = f"{one.by_set_before:.2f}; {one.set_before_us:.2f} µs"
-            told[f"{one.title}, by the one whose arguments were set before"] = before
+            told[f"{one.title}, replay ÷ loop with arguments set in advance"] = before
     return told
 
 
@@ -245,9 +247,9 @@ def main(
     threads: report.Threads = 0,
     as_json: report.AsJson = False,
 ) -> None:
-    """Compares replays of graphs with the same steps made eagerly, and with the CPU's."""
+    """Compares replays of graphs with the same steps run eagerly, and on the CPU."""
     titles = report.chosen(ROWS, match)
-    watch = watched()  # before there are devices
+    watch = watched()  # before a device is used
     place, environment = report.begin(driver, threads, generated=generated)
     results = [run(title, place, rounds, watch) for title in titles]
     cells = [
@@ -257,7 +259,7 @@ def main(
         ]
         for one in results
     ]  # fmt: skip
-    columns = ("", "pieces", "replay", "eager", "cpu", "device", "eager by replay", "at most", "cpu by replay")
+    columns = ("", "nodes", "replay", "eager", "cpu", "device", "eager ÷ replay", "at most", "cpu ÷ replay")
     environment |= {"rounds": rounds, "generated": generated}
     report.tell(environment, results, TITLE, columns, cells, as_json, beside_loops(results))
 

@@ -1,10 +1,10 @@
-"""What `import torch_backplane` adds to `import torch`, in milliseconds.
+"""Measures what `import torch_backplane` adds to `import torch`, in milliseconds.
 
     python benchmarks/import_time.py --rounds 20
 
-Each measurement is a fresh interpreter; programs with and without the import take turns, so that a busy moment hits
-both. PyTorch's autoloading is off, so the import is the only difference. The time of the import itself, taken inside
-the process, is the steadiest figure; the difference between whole processes also has what comes at their end.
+Each measurement is a fresh interpreter. Programs with and without the import alternate, so that other load affects
+both. PyTorch's autoloading is off, so the import is the only difference. The time of the import itself, measured inside
+the process, is the most stable figure. The difference between whole processes also contains their shutdown.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ KINDS = {"import torch": "", "import torch; import torch_backplane": "import tor
 
 
 def measure(then: str) -> tuple[float, float, float]:
-    """Milliseconds of `import torch`, of the statement `then`, and from the fresh interpreter's start to its end."""
+    """Milliseconds of `import torch`, of the statement `then`, and of the whole process."""
     environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as where people work
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # cache bytecode, as in normal use
     start = time.perf_counter()
     program = [sys.executable, "-c", PROGRAM.format(then=then)]
     finished = subprocess.run(program, env=environment, capture_output=True, text=True)
@@ -49,11 +49,11 @@ def measure(then: str) -> tuple[float, float, float]:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="fresh interpreters of each kind")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="interpreters per program")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures what `import torch_backplane` adds to `import torch`."""
-    for then in KINDS.values():  # once unmeasured: files into the page cache, bytecode written
+    for then in KINDS.values():  # one unmeasured run fills the page cache and writes bytecode
         measure(then)
     measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in KINDS}
     for _ in range(rounds):

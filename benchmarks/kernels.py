@@ -1,13 +1,13 @@
-"""What every family of operators takes beside PyTorch on the CPU, at three sizes, and what it does with memory.
+"""Compares every family of operators with PyTorch on the CPU, at three sizes, and reports memory throughput.
 
     python benchmarks/kernels.py --driver opencl
     python benchmarks/kernels.py --match "sort|unique" --sizes 1000000 --json
 
-A row's operand has about as many elements as the column says. Ratios are the CPU's time by the device's: above 1 the
-device is faster. The devices take turns, round by round, the CPU in a process of its own; times are medians over the
-rounds, until the device has finished, and ratios medians of the rounds' ratios. Where PyTorch has an `out=` form it is
-used, so that nobody pays for fresh memory. GB/s are of the bytes that must be read and written, once each, at the
-largest size; to compare, numpy copies one array of that size to another with one thread per core.
+A row's operand has about as many elements as the column says. Ratios are the CPU's time divided by the device's: above
+1 the device is faster. The devices alternate, round by round; the CPU's side runs in another process. Times last until
+the device has finished, and are medians over the rounds; ratios are medians of the rounds' ratios. Operators that have
+an `out=` variant use it, so that allocations are not measured. GB/s counts the bytes that must be read and written,
+once each, at the largest size. For comparison, numpy copies an array of that size with one thread per core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch_backplane.audit.workloads import WORKLOADS, Workload
 
 @dataclasses.dataclass
 class Result:
-    """Median milliseconds; `ratio` is the median over the rounds of the CPU's time by the device's."""
+    """Median milliseconds; `ratio` is the median over the rounds of the CPU's time divided by the device's."""
 
     workload: str
     elements: int
@@ -41,13 +41,13 @@ class Result:
 
 
 def make(title: str, elements: int, device: torch.device) -> Body:
-    """The workload of this title."""
+    """The body of the workload with this title."""
     (workload,) = (one for one in WORKLOADS if one.title == title)
     return workload.make(device, elements)
 
 
 def run(workload: Workload, device: torch.device, elements: int, rounds: int) -> Result:
-    """The workload on `device` and on the CPU in turn."""
+    """Runs the workload on `device` and on the CPU in turn."""
     sides = [Side(device), Side(CPU)]
     bodies: list[Body] = [workload.make(device, elements), Apart(partial(make, workload.title, elements))]
     times = in_turn(bodies, sides, max(1, min(50, 2**20 // elements)), rounds)
@@ -57,7 +57,7 @@ def run(workload: Workload, device: torch.device, elements: int, rounds: int) ->
 
 
 def memory_copy(elements: int, threads: int, rounds: int) -> float:
-    """GB/s of numpy's copy, read and written bytes together."""
+    """GB/s of numpy's copy, which counts read and written bytes."""
     source, target = np.ones(elements, np.float32), np.zeros(elements, np.float32)
     parts = [(part * elements // threads, (part + 1) * elements // threads) for part in range(threads)]
     times = []
@@ -73,7 +73,7 @@ def main(
     device: report.Device = "bp",
     driver: report.Driver = None,
     match: report.Match = "",
-    sizes: Annotated[str, typer.Option(help="elements of operands, with commas between them")] = "4096,262144,4194304",
+    sizes: Annotated[str, typer.Option(help="elements of operands, comma-separated")] = "4096,262144,4194304",
     rounds: report.Rounds = 7,
     threads: report.Threads = 0,
     as_json: report.AsJson = False,
@@ -82,9 +82,9 @@ def main(
     try:
         counts = sorted({int(size) for size in sizes.split(",")})
     except ValueError:
-        raise typer.BadParameter(f"{sizes} are no numbers with commas between them", param_hint="--sizes") from None
+        raise typer.BadParameter(f"{sizes} is not a comma-separated list of integers", param_hint="--sizes") from None
     if counts[0] < 256:
-        raise typer.BadParameter(f"{counts[0]} elements are fewer than 256", param_hint="--sizes")
+        raise typer.BadParameter(f"{counts[0]} elements are too few; the minimum is 256", param_hint="--sizes")
     chosen = report.chosen(WORKLOADS, match, lambda workload: workload.title)
     place, environment = report.begin(driver, threads, device)
     results = [run(workload, place, elements, rounds) for workload in chosen for elements in counts]
@@ -100,7 +100,7 @@ def main(
         cells.append([of_sizes[0].workload, *shown, "" if rate is None else f"{rate:.1f}"])
     columns = ("", *(f"{count:,}" for count in counts), "GB/s")
     in_all = report.summary({f"{one.workload} of {one.elements:,}": one.ratio for one in results}, SLOW)
-    report.tell(environment, results, f"cpu's time by {place}'s, and {place}'s ms", columns, cells, as_json, in_all)
+    report.tell(environment, results, f"cpu time ÷ {place} time, and ms on {place}", columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

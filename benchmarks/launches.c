@@ -1,10 +1,10 @@
-/* Takes down what a program gives OpenCL, and gives it to OpenCL again in a bare loop. launches.py compiles and uses it. */
+/* Records a program's OpenCL launches and repeats them in a bare loop. launches.py compiles and uses it. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LONGEST 64 /* bytes of an argument that can be taken down */
+#define LONGEST 64 /* maximum bytes of an argument that can be recorded */
 
 typedef int32_t (*set_kernel_arg)(void *kernel, uint32_t index, size_t bytes, const void *value);
 typedef int32_t (*enqueue_kernel)(
@@ -14,12 +14,12 @@ typedef int32_t (*enqueue_kernel)(
 static set_kernel_arg set_arg;
 static enqueue_kernel enqueue;
 
-/* --- taking down */
+/* --- recording */
 
-struct call { /* of clEnqueueNDRangeKernel, or of clSetKernelArg where `queue` is null */
+struct call { /* of clEnqueueNDRangeKernel, or of clSetKernelArg if `queue` is null */
   void *kernel;
   void *queue;
-  uint32_t number; /* of dimensions, or the argument's */
+  uint32_t number; /* number of dimensions, or index of the argument */
   uint32_t bytes;
   size_t items[3], group[3];
   unsigned char value[LONGEST];
@@ -29,7 +29,7 @@ static volatile int watching;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct call *calls;
 static size_t count, room;
-static int lost; /* calls that could not be taken down */
+static int lost; /* whether a call could not be recorded */
 
 static void take_down(const struct call *one) {
   pthread_mutex_lock(&lock);
@@ -49,7 +49,7 @@ static void take_down(const struct call *one) {
   pthread_mutex_unlock(&lock);
 }
 
-/* In place of OpenCL's. */
+/* Replacements for OpenCL's functions. */
 int32_t watched_set_kernel_arg(void *kernel, uint32_t index, size_t bytes, const void *value) {
   if (watching) {
     struct call one = {.kernel = kernel, .number = index, .bytes = (uint32_t)bytes};
@@ -100,12 +100,12 @@ struct argument {
 
 struct launch {
   void *queue, *kernel;
-  const struct argument *arguments; /* that are set before it */
+  const struct argument *arguments; /* to set before the launch */
   uint32_t set, dimensions;
   size_t items[3], group[3];
 };
 
-/* OpenCL's first answer that is not 0. */
+/* Launches all. Stops at the first error and returns OpenCL's status. */
 int32_t give(const struct launch *launches, size_t how_many) {
   for (const struct launch *one = launches; one != launches + how_many; ++one) {
     for (const struct argument *argument = one->arguments; argument != one->arguments + one->set; ++argument) {

@@ -1,4 +1,4 @@
-"""The kernels that a program launches with OpenCL, given to OpenCL again by a bare loop in C (launches.c)."""
+"""Records the kernels that a program launches with OpenCL, and launches them again in a bare C loop (launches.c)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("launches.c")
-KERNEL_FUNCTION_NAME, KERNEL_PROGRAM = 0x1190, 0x1194  # of clGetKernelInfo
+KERNEL_FUNCTION_NAME, KERNEL_PROGRAM = 0x1190, 0x1194  # arguments of clGetKernelInfo
 SIZES = ctypes.c_size_t * 3
 
 
 class Unavailable(Exception):
-    """There is no loop, and the message says why."""
+    """The loop is not available; the message gives the reason."""
 
 
 class _Call(ctypes.Structure):
@@ -42,7 +42,7 @@ class _Launch(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What clEnqueueNDRangeKernel was given, and what the kernel's arguments were then. Handles are addresses."""
+    """A call of clEnqueueNDRangeKernel and the kernel's arguments at that time. Handles are addresses."""
 
     queue: int
     kernel: int
@@ -53,7 +53,7 @@ class Launch:
 
 
 def build() -> ctypes.CDLL:
-    """launches.c, compiled. Raises Unavailable without a C compiler, and where it cannot compile this."""
+    """Compiles launches.c. Raises Unavailable if there is no C compiler or it fails."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise Unavailable("there is no C compiler")
@@ -62,15 +62,15 @@ def build() -> ctypes.CDLL:
         command = [compiler, "-O2", "-shared", "-fPIC", "-pthread", str(SOURCE), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise Unavailable(f"{compiler} does not compile {SOURCE.name}: {done.stderr}")
-        return ctypes.CDLL(str(library))  # stays loaded
+            raise Unavailable(f"{compiler} could not compile {SOURCE.name}: {done.stderr}")
+        return ctypes.CDLL(str(library))  # stays loaded after the file is deleted
 
 
 class Watch:
-    """Takes down what the process's OpenCL devices are launched with, until it is told to stop.
+    """Records the launches on the process's OpenCL devices until `stop`.
 
-    It has to be made before a device is used: the functions of launches.c take the place of two of OpenCL's, which
-    they call. Once it has stopped, that is one more jump for each call.
+    It must be created before a device is used, because functions of launches.c replace two of OpenCL's functions, which
+    they call. After `stop`, they cost one more jump per call.
 
     Raises:
         Unavailable: there is no C compiler, or no PyOpenCL.
@@ -81,7 +81,7 @@ class Watch:
         try:
             from torch_backplane.drivers.opencl import device as opencl_device
         except ImportError as error:
-            raise Unavailable(f"there is no OpenCL: {error}") from error
+            raise Unavailable(f"OpenCL is not available: {error}") from error
         made = opencl_device.native_launcher
         watched = {
             "clSetKernelArg": self._library.watched_set_kernel_arg,
@@ -102,11 +102,11 @@ class Watch:
         self._library.watch(0)
 
     def calls(self) -> int:
-        """How many calls have been taken down, for `launches`."""
+        """The number of recorded calls, to be passed to `launches`."""
         return len(self._taken_down())
 
     def launches(self, start: int) -> list[Launch]:
-        """Those after the first `start` calls. Raises Unavailable where something in them could not be taken down."""
+        """The launches after the first `start` calls. Raises Unavailable if a call could not be recorded."""
         arguments: dict[int, dict[int, bytes]] = {}
         found = []
         for place, call in enumerate(self._taken_down()):
@@ -125,16 +125,16 @@ class Watch:
         count, not_all = ctypes.c_size_t(), ctypes.c_int()
         calls = self._library.taken_down(ctypes.byref(count), ctypes.byref(not_all))
         if not_all.value:
-            raise Unavailable("a launch had offsets, waited for events, or had long arguments")
+            raise Unavailable("a launch had an offset, an event wait list, or an argument that cannot be recorded")
         return calls[: count.value]
 
 
 class Loop:
-    """Calls give the launches to OpenCL again, with kernels of its own: the same functions of the same programs.
+    """A callable that repeats the launches, with its own kernel objects of the same functions in the same programs.
 
     Args:
-        beforehand: each launch has a kernel, whose arguments are set now. Otherwise launches of one kernel share one,
-            and what is different from the launch before is set in the loop.
+        beforehand: whether each launch has its own kernel object, whose arguments are set now. Otherwise launches of
+            one kernel share an object, and the loop sets the arguments that differ from the previous launch.
     """
 
     def __init__(self, library: ctypes.CDLL, launches: Sequence[Launch], beforehand: bool) -> None:
@@ -149,7 +149,7 @@ class Loop:
             if key not in own:
                 own[key] = self._another(launch.kernel)
             chosen.append(own[key])
-            now[own[key]] = launch.arguments  # in the end: those of the last launch, which the first one follows
+            now[own[key]] = launch.arguments  # finally those of the last launch
         for kernel, arguments in now.items():
             for index, value in arguments.items():
                 self._ask("clSetKernelArg", ctypes.c_void_p(kernel), index, ctypes.c_size_t(len(value)), value)
@@ -165,7 +165,7 @@ class Loop:
     def __call__(self) -> None:
         status = self._library.give(self._launches, ctypes.c_size_t(len(self._launches)))
         if status != 0:
-            raise RuntimeError(f"OpenCL answered {status} in the loop")
+            raise RuntimeError(f"OpenCL returned {status} in the loop")
 
     def finish(self) -> None:
         for queue in self._queues:
@@ -181,7 +181,7 @@ class Loop:
         return found
 
     def _another(self, kernel: int) -> int:
-        """A kernel of the same function in the same program. It stays."""
+        """Creates a kernel object of the same function in the same program. It is never released."""
         name, program, status = ctypes.create_string_buffer(1024), ctypes.c_void_p(), ctypes.c_int32()
         for what, value in ((KERNEL_FUNCTION_NAME, name), (KERNEL_PROGRAM, program)):
             size = ctypes.c_size_t(ctypes.sizeof(value))
@@ -189,16 +189,16 @@ class Loop:
         self._opencl.clCreateKernel.restype = ctypes.c_void_p
         made = self._opencl.clCreateKernel(program, name, ctypes.byref(status))
         if made is None:
-            raise RuntimeError(f"clCreateKernel answered {status.value}")
+            raise RuntimeError(f"clCreateKernel returned {status.value}")
         return made
 
     def _ask(self, function: str, *arguments: Any) -> None:
         status = getattr(self._opencl, function)(*arguments)
         if status != 0:
-            raise RuntimeError(f"{function} answered {status}")
+            raise RuntimeError(f"{function} returned {status}")
 
     @cached_property
     def _opencl(self) -> ctypes.CDLL:
         import pyopencl
 
-        return ctypes.CDLL(pyopencl._cl.__file__)  # looks in what it was linked with, too
+        return ctypes.CDLL(pyopencl._cl.__file__)  # symbols are also looked up in the libraries that it is linked with

@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: which device is measured, and what a table says of it."""
+"""The device that a benchmark measures, and the environment that it reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def place(device: str, driver: str | None, threads: int) -> torch.device:
-    """The device that `--device` names, with `--driver` and `--threads` set; ends the program where there is none."""
+    """Applies `--driver` and `--threads` and returns the device `--device`. Exits if it does not exist."""
     if driver:
         os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
     torch.set_num_threads(threads)
@@ -22,7 +22,7 @@ def place(device: str, driver: str | None, threads: int) -> torch.device:
 
 
 def environment(device: torch.device, threads: int) -> dict[str, Any]:
-    """What figures are to be told with."""
+    """The environment to report with the figures."""
     return {
         "device": str(device),
         "name": "CPU" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),

@@ -1,8 +1,8 @@
-"""Matrix products beside PyTorch's on the CPU: sizes, dtypes, layouts, batches.
+"""Compares matrix products of several sizes, dtypes, layouts and batches with PyTorch's on the CPU.
 
     python benchmarks/matmul.py --driver opencl
     python benchmarks/matmul.py --driver opencl --generated --match 'float32'
-    python benchmarks/matmul.py --driver opencl --library --match 'float32'  # our kernels beside CLBlast's
+    python benchmarks/matmul.py --driver opencl --library --match 'float32'  # compares with CLBlast
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def linear(size: int, dtype: torch.dtype, device: torch.device) -> turns.Body:
 
 
 def rows() -> list[turns.Row]:
-    """Compares matrix products of a device with the CPU's."""
+    """Compares matrix products on a device and on the CPU."""
     found = []
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         for size in SIZES:
-            # The CPU takes minutes for the largest one in half precision where it has no instructions for it.
+            # A CPU without instructions for half precision takes minutes for the largest product.
             if size > 1024 and dtype != torch.float32:
                 continue
             layouts = LAYOUTS.items() if size in (256, 1024) else list(LAYOUTS.items())[:1]

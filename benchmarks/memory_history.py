@@ -1,10 +1,10 @@
-"""What the history of the allocator costs: a step of examples/train_gpt.py with it and without it, by turns.
+"""Measures the cost of the memory history: steps of examples/train_gpt.py with and without recording, in turn.
 
     python benchmarks/memory_history.py --driver opencl
     python benchmarks/memory_history.py --match default --json
 
-The model has the example's sizes, on characters drawn at random. Each round has a step of each kind. Beside the steps
-stands what one allocation or one free of a small block costs by itself, as benchmarks/allocator.py has it.
+The model has the example's sizes, and its text is random. Each round has a step of each kind. The cost of one
+allocation or free of a small block is measured, too, as in benchmarks/allocator.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import stdlib_text
 import train_gpt
 
 OFF = "off"
-RECORDED: dict[str, dict[str, Any]] = {  # what _record_memory_history is given
+RECORDED: dict[str, dict[str, Any]] = {  # arguments of _record_memory_history
     "events alone": {"context": None},
     "Python stacks": {"stacks": "python"},
     "Python and C++ stacks, the default": {},
@@ -41,7 +41,7 @@ WARM_UP, PAIRS = 5, 5000
 
 @dataclasses.dataclass
 class Result:
-    """Medians: milliseconds of a step, nanoseconds of an allocation or a free, and times as much as when it is off."""
+    """Medians: milliseconds of a step, nanoseconds of an allocation or free, and their ratios to `OFF`."""
 
     title: str
     events: int  # in a step
@@ -52,7 +52,7 @@ class Result:
 
 
 def step_of(device: torch.device) -> Callable[[], float]:
-    """A step of the example, its batch and its optimizer included."""
+    """A step of the example, including its batch and its optimizer."""
     torch.manual_seed(0)
     text = torch.randint(len(stdlib_text.ALPHABET), (100_000,), dtype=torch.uint8)
     model = train_gpt.GPT(train_gpt.Shape()).to(device)
@@ -65,7 +65,7 @@ def event_ns() -> float:
 
 
 def record(title: str) -> None:
-    """Starts it from nothing, as the row says."""
+    """Clears the history, and records as the row says."""
     memory._record_memory_history(None)
     if title != OFF:
         memory._record_memory_history("all", **RECORDED[title])
@@ -76,7 +76,7 @@ def events(device: torch.device) -> int:
 
 
 def run(titles: list[str], device: torch.device, rounds: int) -> list[Result]:
-    """Each of the rows, and first what they are compared with."""
+    """Measures `OFF`, which the rows are compared with, and the rows."""
     step = step_of(device)
     for _ in range(WARM_UP):
         step()
@@ -117,10 +117,10 @@ def main(
     threads: report.Threads = 0,
     as_json: report.AsJson = False,
 ) -> None:
-    """Compares steps of training while memory's history is recorded with steps without it."""
+    """Compares training steps that record the memory history with steps that do not."""
     titles = report.chosen(RECORDED, match)
     place, environment = report.begin(driver, threads)
-    event_ns()  # the segment
+    event_ns()  # allocates the segment
     never = statistics.median(event_ns() for _ in range(rounds))
     results = run(titles, place, rounds)
     cells = [
@@ -130,9 +130,9 @@ def main(
         ]
         for one in results
     ]  # fmt: skip
-    columns = ("", "events in a step", "step, ms", "by off", "an allocation or a free, ns", "by off")
-    in_all = {"an allocation or a free before it was ever on, ns": round(never, 1)}
-    title = "steps of training while memory's history is recorded"
+    columns = ("", "events per step", "step, ms", "÷ off", "allocation or free, ns", "÷ off")
+    in_all = {"allocation or free before recording was ever on, ns": round(never, 1)}
+    title = "training steps while the memory history is recorded"
     report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 

@@ -1,11 +1,11 @@
-"""What one operator call costs on a device, beside the same call on the CPU, in microseconds.
+"""Measures one operator call on a device and on the CPU, in microseconds.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --driver opencl --json
 
 The tensors have 16 elements, so that nearly all of the time is overhead: Python, the dispatcher, the allocator and the
-launch. Each measurement ends when the device has done the work. The two devices take turns, round by round, in one
-process; the figures are medians over the rounds.
+launch. Each measurement ends when the device has finished. The two devices alternate, round by round, in one process;
+the figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.table import Table
 ELEMENTS = 16
 CHAIN = 1000  # operations in the chain
 
-# Each workload makes its body for a device; the body runs `calls` times.
+# A workload makes a body for a device. The body takes the number of calls to make.
 Body = Callable[[int], object]
 
 
@@ -52,7 +52,7 @@ def empty(device: torch.device) -> Body:
 
 
 def chain(device: torch.device) -> Body:
-    """x = x * y + z, each operator waiting for the one before"""
+    """x = x * y + z, where each operator depends on the previous one"""
     start, y, z = (torch.rand(ELEMENTS).to(device) for _ in range(3))
 
     def body(calls: int) -> None:
@@ -66,7 +66,7 @@ def chain(device: torch.device) -> Body:
 
 @dataclasses.dataclass
 class Workload:
-    """One line of the table: what is timed, and how often per round."""
+    """A row of the table: what is timed, and the number of calls per round."""
 
     title: str
     make: Callable[[torch.device], Body]
@@ -100,7 +100,7 @@ def microseconds(body: Body, calls: int, device: torch.device) -> float:
 
 
 def run(workload: Workload, device: torch.device, rounds: int, scale: float = 1.0) -> Result:
-    """The workload on `device` and on the CPU in turn. `scale` multiplies the number of calls per round."""
+    """Runs the workload on `device` and on the CPU in turn. `scale` multiplies the number of calls per round."""
     calls = max(1, int(workload.calls * scale))
     places = [device, torch.device("cpu")]
     bodies = [workload.make(place) for place in places]
@@ -119,13 +119,15 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def hold(device: torch.device, calls: int) -> None:
-    """Keeps the device from beginning what it is given next, for 50 µs a call: where the device is the processor, its
-    work would take the cores from the program that is measured."""
+    """Keeps the device busy for 50 µs per call, at least 10 ms, so that it does not start the following work.
+
+    If the device is the CPU, its work would take cores from the measured program.
+    """
     torch.get_device_module(device)._sleep(max(calls * 50_000, 10_000_000))
 
 
 def split(device: torch.device, calls: int) -> dict[str, float]:
-    """Microseconds of each part of a replayed a * b, issued from C++ to a device that is held up as by `hold`."""
+    """Microseconds of each part of a replayed a * b, issued from C++ to a device that is held up as with `hold`."""
     from torch_backplane import _C
 
     a, b = (torch.rand(ELEMENTS).to(device) for _ in range(2))
@@ -138,8 +140,11 @@ def split(device: torch.device, calls: int) -> dict[str, float]:
 
 
 def issue(device: torch.device, calls: int, rounds: int, held: bool = False) -> float:
-    """Microseconds for the caller of a * b, not waiting for the device; the median over the rounds. `held`: the device
-    does not work meanwhile."""
+    """Microseconds until a call of a * b returns, without waiting for the device; the median over the rounds.
+
+    Args:
+        held: whether the device is held up meanwhile.
+    """
     body = multiply(device)
     times = []
     for _ in range(rounds + 1):
@@ -153,7 +158,7 @@ def issue(device: torch.device, calls: int, rounds: int, held: bool = False) -> 
     return statistics.median(times[1:])
 
 
-# What has no plan yet, of tensors of 128 rows.
+# Calls that are measured without a plan, on tensors of 128 rows.
 FIRST_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "a * b": lambda rows, weight: rows * rows,
     "a * b, broadcast": lambda rows, weight: rows * weight,
@@ -163,8 +168,10 @@ FIRST_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 
 def first_calls(device: torch.device, calls: int, rounds: int) -> dict[str, float]:
-    """Microseconds of each call without a plan, whose kernel is built, while the device is held up as by `hold`: the
-    least of the rounds' medians."""
+    """Microseconds of each call without a plan whose kernel is built, while the device is held up.
+
+    The result is the minimum of the rounds' medians.
+    """
     from torch_backplane import plans
 
     found = {}
@@ -217,7 +224,7 @@ def main(
     for result in results:
         table.add_row(result.workload, f"{result.device_us:.2f}", f"{result.cpu_us:.2f}", f"{result.ratio:.2f}")
     Console().print(table)
-    print(f"a * b, until the call returns: {issued:.2f} µs")
+    print(f"a * b, time until the call returns: {issued:.2f} µs")
     if parts is not None:
         print(f"the same, while the device is held up: {held:.2f} µs")
         told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")

@@ -1,6 +1,7 @@
-"""What a profile costs: a step under torch.profiler beside the same step without it.
+"""Measures the cost of profiling: a step under torch.profiler and the same step without it.
 
-Once bp and PyTorch's operators are recorded, once the operators alone; and the CPU's step, with its operators.
+On the device, one profile records operators and the device's commands, and one records operators only. On the CPU, the
+profile records operators.
 
     python benchmarks/profiling.py --driver opencl
     python benchmarks/profiling.py --match chain --json
@@ -22,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclasses.dataclass
 class Result:
-    """Median milliseconds of a step, and medians over the rounds of how many times as long it takes under a profile."""
+    """Median milliseconds of a step, and the median over the rounds of its slowdown under a profile."""
 
     title: str
     plain_ms: float
@@ -30,7 +31,7 @@ class Result:
     by_operators: float
     cpu_plain_ms: float
     cpu_by_operators: float
-    commands: int  # of the device, in a step
+    commands: int  # of the device, per step
 
 
 def recorded(activities: list[ProfilerActivity]) -> contextlib.AbstractContextManager[profile | None]:
@@ -70,7 +71,7 @@ def main(
     threads: report.Threads = 0,
     as_json: report.AsJson = False,
 ) -> None:
-    """Compares steps under a profile with the same steps without one."""
+    """Compares steps under a profiler with the same steps without one."""
     titles = report.chosen(graphs.ROWS, match)
     place, environment = report.begin(driver, threads)
     results = [run(title, place, rounds) for title in titles]
@@ -82,7 +83,7 @@ def main(
         for one in results
     ]  # fmt: skip
     columns = ("", "ms", "operators and bp", "operators", "cpu ms", "cpu operators", "commands")
-    title = "a step under a profile, in times a step without one"
+    title = "slowdown of a step under a profiler"
     report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
 
 

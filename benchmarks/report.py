@@ -1,4 +1,4 @@
-"""What benchmarks with rows have in common: their command line, and how they tell what they have found."""
+"""The command-line options and the output of benchmarks with rows."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rich.table import Table
 Row = TypeVar("Row")
 
 Device = Annotated[str, typer.Option(help="the device to compare with cpu")]
-Driver = Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")]
-Generated = Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")]
-Match = Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")]
-Rounds = Annotated[int, typer.Option(min=1, help="measurements of each row")]
+Driver = Annotated[str | None, typer.Option(help="use only these Backplane drivers, comma-separated")]
+Generated = Annotated[bool, typer.Option(help="use generated kernels only, as if the host could not access the memory")]
+Match = Annotated[str, typer.Option(help="run only rows whose title matches this regular expression")]
+Rounds = Annotated[int, typer.Option(min=1, help="measurements per row")]
 Threads = Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
 def chosen(rows: Iterable[Row], match: str, title: Callable[[Row], str] = str) -> list[Row]:
-    """The rows that --match asks for; ends the program where there is none."""
+    """The rows whose title matches --match. Exits with an error if there are none."""
     found = [row for row in rows if re.search(match, title(row))]
     if not found:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
+        raise typer.BadParameter(f"no row has a title that matches {match!r}", param_hint="--match")
     return found
 
 
 def begin(
     driver: str | None, threads: int, device: str = "bp", generated: bool = False
 ) -> tuple[torch.device, dict[str, Any]]:
-    """The device that is measured, and what figures of it are to be told with."""
+    """Applies the options. Returns the device to measure and the environment to report."""
     if generated:
         os.environ["TORCH_BACKPLANE_DISCRETE"] = "1"  # read when the devices are first needed
     threads = threads or os.cpu_count() or 1
@@ -48,7 +48,7 @@ def begin(
 
 
 def summary(ratios: Mapping[str, float], least: float, said: str = "below") -> dict[str, str]:
-    """The geometric mean of ratios by title, and which of them are less than `least`."""
+    """The geometric mean of `ratios`, and the titles of those that are less than `least`."""
     mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
     less = [f"{title}: {ratio:.2f}" for title, ratio in ratios.items() if ratio < least]
     return {"geometric mean": f"{mean:.2f}", f"{said} {least}": "; ".join(less) or "none"}
@@ -63,7 +63,7 @@ def tell(
     as_json: bool,
     in_all: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints what was found: a table of `cells`, or `results`, which are dataclasses, as JSON; `in_all` with both."""
+    """Prints `cells` as a table, or `results`, which are dataclasses, as JSON; `in_all` with both."""
     in_all = in_all or {}
     if as_json:
         found = {"results": [dataclasses.asdict(result) for result in results]}

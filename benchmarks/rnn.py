@@ -1,7 +1,7 @@
-"""Recurrent layers beside PyTorch's on the CPU, forward alone and with gradients.
+"""Compares recurrent layers with PyTorch's on the CPU, forward only and with gradients.
 
     python benchmarks/rnn.py --driver opencl
-    python benchmarks/rnn.py --driver opencl --generated      # kernels alone
+    python benchmarks/rnn.py --driver opencl --generated      # generated kernels only
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import turns
 from torch import nn
 
-# (time, batch, features, hidden, layers, both directions)
+# (time, batch, features, hidden, layers, bidirectional)
 SHAPES = ((24, 16, 32, 64, 2, True), (64, 32, 128, 128, 1, False), (100, 8, 256, 512, 1, False))
 
 
@@ -34,7 +34,7 @@ def make(kind: str, shape: tuple[int, int, int, int, int, bool], training: bool,
 
 
 def rows() -> list[turns.Row]:
-    """Compares recurrent layers of a device with the CPU's."""
+    """Compares recurrent layers on a device and on the CPU."""
 
     def found() -> Iterator[turns.Row]:
         for kind in ("LSTM", "GRU", "RNN"):

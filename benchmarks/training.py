@@ -1,4 +1,4 @@
-"""Steps of training beside PyTorch on the CPU: small models of five kinds, with their optimizers.
+"""Compares training steps of five small models, including the optimizer, with PyTorch on the CPU.
 
     python benchmarks/training.py --driver opencl
     python benchmarks/training.py --match LSTM --json
@@ -13,11 +13,11 @@ import torch
 import turns
 from torch import nn
 
-Model = Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]  # with a batch and its targets
+Model = Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]  # model, batch, targets
 
 
 class Transformer(nn.Module):
-    """Embedded tokens, or patches of images, through a causal or a plain encoder; logits of the last dimension."""
+    """An encoder of tokens (causal) or image patches. Logits are the last dimension of the output."""
 
     def __init__(self, embed: nn.Module, length: int, classes: int, layers: int, width: int, causal: bool) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def vit() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def make(build: Model, device: torch.device) -> turns.Body:
-    """A step: the batch is on the device, and the loss is read at each, as programs do."""
+    """A training step. The batch is on the device, and each step reads the loss, as programs do."""
     model, x, target = build()
     model, x, target = model.to(device), x.to(device), target.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -121,7 +121,7 @@ def make(build: Model, device: torch.device) -> turns.Body:
 
 
 def rows() -> list[turns.Row]:
-    """Compares steps of training on a device with the CPU's."""
+    """Compares training steps on a device and on the CPU."""
     return [turns.Row(str(model.__doc__), partial(make, model), 0.3) for model in (gpt, cnn, resnet, lstm, vit)]
 
 

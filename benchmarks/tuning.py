@@ -1,8 +1,8 @@
-"""What tuning makes of GPT-2's matrix products: untuned and tuned by turns, on one device.
+"""Compares GPT-2's matrix products untuned and tuned, in turn, on one device.
 
-Those of its layers are taken in turn, as the model does: their weights are more than caches hold, which tuning is for
-(`torch.bp.tunable.set_rotating_buffer_size`). Where the call before left the operands there, others may be quicker.
-Where tuning keeps what a call does untuned, both are the same, and their ratio says by how much times scatter.
+The calls cycle through the layers, like the model, so that the weights do not fit in the caches. Tuning measures the
+same case (`torch.bp.tunable.set_rotating_buffer_size`); with cached operands, other candidates can be faster. Where
+tuning chooses what an untuned call does, the ratio shows the noise of the times.
 
 python benchmarks/tuning.py --driver opencl
 TORCH_BACKPLANE_TARGET=nvidia-ada python benchmarks/tuning.py --driver opencl --match 'of 64 tokens'
@@ -31,11 +31,11 @@ TOKENS = (1, 16, 64, 256)
 
 @dataclasses.dataclass
 class Result:
-    """Median milliseconds of a call; `ratio` is the median over the rounds of the time untuned by the time tuned."""
+    """Median milliseconds of a call; `ratio` is the median over the rounds of untuned time divided by tuned time."""
 
     title: str
     candidate: str
-    is_changed: bool  # by tuning
+    is_changed: bool  # whether tuning changed what is run
     untuned_ms: float
     tuned_ms: float
     ratio: float
@@ -49,7 +49,7 @@ def linear(tokens: int, size: int, out_size: int, device: torch.device) -> turns
 
 
 def heads(tokens: int, by_values: bool, device: torch.device) -> turns.Body:
-    """Queries by keys, or what softmax makes of that by values."""
+    """Queries times keys, or (`by_values`) the softmax of that times values."""
     width = WIDTH // HEADS
     shapes = ((HEADS, tokens, tokens if by_values else width), (HEADS, tokens, width))
     given = itertools.cycle([[torch.randn(shape).to(device) for shape in shapes] for _ in range(LAYERS)])
@@ -78,12 +78,12 @@ def rows() -> dict[str, Callable[[torch.device], turns.Body]]:
 
 
 def computed_by(body: turns.Body) -> list[str]:
-    """The kernels and the host's operators that a call consists of."""
+    """The kernels and host operators that a call runs."""
     return re.findall(r"(?:launch|on the host) ([\w:.]+)", str(plans.explain(body)))
 
 
 def compare(title: str, body: turns.Body, device: torch.device, rounds: int, seconds: float = 0.05) -> Result:
-    """Tunes what `body` calls, and measures it."""
+    """Tunes the operators that `body` calls, and times it untuned and tuned."""
     tunable = torch.get_device_module("bp").tunable
     tunable.enable(False)
     untuned = computed_by(body)
@@ -96,10 +96,10 @@ def compare(title: str, body: turns.Body, device: torch.device, rounds: int, sec
     for _ in range(rounds):
         for tuned, record in times.items():
             tunable.enable(tuned)
-            turns.seconds(body, device, 2)  # plans were made without it
+            turns.seconds(body, device, 2)  # the setting needs new plans
             record.append(turns.seconds(body, device, max(1, int(seconds / once))))
     before, after = (statistics.median(record) * 1e3 for record in times.values())
-    is_changed = computed_by(body) != untuned or "/" in chosen  # of a form that is another launch of a kernel
+    is_changed = computed_by(body) != untuned or "/" in chosen  # a form can differ in the launch only
     return Result(title, chosen, is_changed, before, after, turns.ratio(times[True], times[False]))
 
 
@@ -114,7 +114,7 @@ def program(
     makers = rows()
     titles = report.chosen(makers, match)
     place, environment = report.begin(driver, threads)
-    with tempfile.TemporaryDirectory() as folder:  # what was tuned elsewhere is not looked at
+    with tempfile.TemporaryDirectory() as folder:  # ignores earlier tuning results
         torch.get_device_module("bp").tunable.set_filename(f"{folder}/results.csv")
         results = [compare(title, makers[title](place), place, rounds) for title in titles]
     cells = [
@@ -125,7 +125,7 @@ def program(
         for one in results
     ]
     columns = ("", "", "untuned", "tuned", "candidate", "")
-    title = f"time untuned by time tuned on {place}, and ms of both"
+    title = f"untuned time ÷ tuned time on {place}, and ms of both"
     changed = {one.title: one.ratio for one in results if one.is_changed}
     in_all = {"changed by tuning": f"{len(changed)} of {len(results)}"}
     if changed:

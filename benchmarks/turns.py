@@ -1,7 +1,7 @@
-"""Benchmarks whose rows are a device's time beside the CPU's: what they have in common.
+"""The shared part of benchmarks whose rows compare a device's time with the CPU's.
 
-The CPU's side is in a process of its own, as a program that uses no other device is: OpenMP's threads of the one and of
-the other would hinder each other within one.
+The CPU's side runs in another process, like a program that uses no other device. In a single process, the OpenMP
+threads of the two sides would interfere with each other.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ Make = Callable[[torch.device], Body]
 
 
 class Row(NamedTuple):
-    """What is measured: `make(device)` gives a function to be called; nobody looks at what it returns."""
+    """A row: `make(device)` returns the function to time, whose result is ignored."""
 
     title: str
     make: Make
-    seconds: float = 0.05  # how long a round should go on, on either device
+    seconds: float = 0.05  # target duration of a round on the slower side
 
 
 @dataclasses.dataclass
 class Result:
-    """Median milliseconds of a call; `ratio` is the median over the rounds of the other's time by the device's."""
+    """Median milliseconds of a call; `ratio` is the median over the rounds of the other's time ÷ the device's."""
 
     title: str
     device_ms: float
-    other_ms: float  # the CPU's, or the same device's by another library
+    other_ms: float  # on the CPU, or on the same device with another library
     ratio: float
 
 
 class Apart:
-    """A body for the CPU in the other process, one at a time.
+    """A body that runs on the CPU in the other process, which holds one body at a time.
 
     Args:
-        make: as a row's; what can be pickled.
+        make: as in `Row`; must be picklable.
 
     Raises:
-        RuntimeError: it could not be made.
+        RuntimeError: `make` raised an error.
     """
 
     def __init__(self, make: Make) -> None:
         self._ask(make)
 
     def seconds(self, calls: int) -> float:
-        """As the function. Raises RuntimeError where a call raises."""
+        """As the function `seconds`. Raises RuntimeError if a call raises an error."""
         return float(self._ask(calls))
 
     def __call__(self) -> None:
@@ -78,11 +78,11 @@ class Apart:
 
 @functools.cache
 def _process(threads: int, autograd_threads: bool) -> Connection:
-    """Starts it, as a daemon, and returns the way to it."""
-    context = multiprocessing.get_context("spawn")  # a forked one would have this one's OpenMP
+    """Starts the other process as a daemon and returns the connection to it."""
+    context = multiprocessing.get_context("spawn")  # a forked process would inherit this one's OpenMP state
     here, there = context.Pipe()
     context.Process(target=_serve, args=(there, threads, autograd_threads), daemon=True).start()
-    there.close()  # so that the end of that process ends what waits for it
+    there.close()  # so that recv() fails when that process ends
     return here
 
 
@@ -104,26 +104,27 @@ def _serve(connection: Connection, threads: int, autograd_threads: bool) -> None
 
 
 class Side(NamedTuple):
-    """One of the two that are compared: a device, and the library that it prefers for products, if that matters."""
+    """One of the two sides of a comparison: a device and, if it matters, its preferred library for matrix products."""
 
     place: torch.device
     library: str = ""
-    finish: Callable[[], object] | None = None  # waits for the device, in place of PyTorch
-    is_apart: bool = False  # in the other process: see Apart
+    finish: Callable[[], object] | None = None  # waits for the device, instead of PyTorch
+    is_apart: bool = False  # whether it runs in the other process: see Apart
 
     def __str__(self) -> str:
         return self.library or str(self.place)
 
     def choose(self, body: Body) -> None:
-        """From here on its library computes; plans are made anew."""
+        """Selects the side's library, if it has one, and calls the body so that it gets new plans."""
         if self.library:
             torch.backends.bp.preferred_blas_library(self.library)  # type: ignore[attr-defined]
             seconds(body, self.place, 2)
 
 
 def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], object] | None = None) -> float:
-    """Time per call, until the device has finished the last. OpenMP's threads, which wait for work by running in a
-    circle for a while, have gone to sleep before.
+    """Seconds per call, until the device has finished the last one.
+
+    First waits until OpenMP's idle threads, which spin for a while, are asleep.
     """
     if isinstance(body, Apart):
         return body.seconds(calls)
@@ -139,8 +140,10 @@ def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], o
 
 
 def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: int) -> list[list[float]]:
-    """Seconds of a call in each round, for each body. The sides take turns, so that what else goes on meets all, in an
-    order that is drawn for each round: who comes after the CPU's process, say, is quicker than who comes after others.
+    """Seconds per call in each round, for each body.
+
+    The sides alternate, so that other load affects all of them. Their order is random in each round, because it
+    matters: for example, a side is faster right after the CPU's process than after others.
     """
     times: list[list[float]] = [[] for _ in bodies]
     turns, draws = list(zip(bodies, sides, times, strict=True)), random.Random(0)
@@ -154,12 +157,12 @@ def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: i
 
 
 def ratio(device: Sequence[float], other: Sequence[float]) -> float:
-    """The median of the rounds' ratios, the other's time by the device's."""
+    """The median over the rounds of the other's time divided by the device's."""
     return statistics.median(slow / fast for fast, slow in zip(device, other, strict=True))
 
 
 def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
-    """The row on both sides in turn."""
+    """Runs the row on both sides in turn."""
     sides = [device, other]
     bodies: list[Body] = []
     for side in sides:
@@ -176,23 +179,24 @@ def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
 
 
 def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
-    """The program: runs what the command line asks for among `rows()`.
+    """Runs the command-line program of a benchmark.
 
     Args:
-        unit: what the table shows besides ratios: "ms", or how many calls a second, "1/s".
+        rows: returns the rows; its docstring is the help text.
+        unit: what the table shows besides ratios: "ms", or "1/s" for calls per second.
     """
 
     def program(
         device: report.Device = "bp",
         driver: report.Driver = None,
         generated: report.Generated = False,
-        library: Annotated[bool, typer.Option(help="kernels beside the driver's library of products")] = False,
+        library: Annotated[bool, typer.Option(help="compare generated products with the driver's library")] = False,
         match: report.Match = "",
         rounds: report.Rounds = 7,
         threads: report.Threads = 0,
         autograd_threads: Annotated[
             bool | None,
-            typer.Option(help="both sides with PyTorch's threads for backward passes. Default: not on host devices"),
+            typer.Option(help="use PyTorch's threads for backward passes on both sides. Default: not on host devices"),
         ] = None,
         as_json: report.AsJson = False,
     ) -> None:
@@ -208,7 +212,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
                 warnings.simplefilter("error")
                 try:
                     sides[1].choose(lambda: None)
-                except UserWarning as error:  # there is none
+                except UserWarning as error:  # the driver has no library
                     raise typer.BadParameter(str(error), param_hint="--library") from error
         results = [run(row, *sides, rounds) for row in chosen]
         environment |= {"rounds": rounds, "generated": generated, "library": library}
@@ -219,7 +223,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
             shown = [f"{figure:.3f}" if unit == "ms" else f"{1e3 / figure:.2f}" for figure in figures]
             cells.append([result.title, f"{result.ratio:.2f}", *shown])
         in_all = report.summary({result.title: result.ratio for result in results}, SLOW)
-        title = f"time of {sides[1]} by that of {sides[0]}, and {unit} of both"
+        title = f"{sides[1]} time ÷ {sides[0]} time, and {unit} of both"
         report.tell(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
 
     program.__doc__ = rows.__doc__

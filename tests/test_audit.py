@@ -388,7 +388,7 @@ def absurd(folder: Path, change: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "nvidia-adda"], "the target nvidia-adda cannot be read: No such file or directory; those that"),
+        (["--target", "nvidia-adda"], "the target nvidia-adda cannot be read: No such file or directory; the targets"),
         (["--target", "nvidia-ada", "--target", "nvidia-ada"], "two targets have the same name"),
         (["--match", "("], "malformed --match '('"),
         (["--match", "^no such case$"], "no case of the audit matches '^no such case$'"),

@@ -103,7 +103,7 @@ def test_the_loop_launches_the_same_again_and_again(
 def test_the_loop_stops_at_an_error(opencl: OpenCL, library: ctypes.CDLL) -> None:
     loop = launches.Loop(library, CYCLE, beforehand=True)
     opencl.answer = -5
-    with pytest.raises(RuntimeError, match="answered -5"):
+    with pytest.raises(RuntimeError, match="returned -5"):
         loop()
     assert len(opencl.launched) == 1
 

@@ -121,7 +121,7 @@ def branches(x: Any) -> Any:
         (3, "elementwise expects a Python function of scalars, but got int"),
         (branches, "cannot trace branches: the value of a traced expression is not known yet; use functions.where"),
         (math.exp, "cannot trace exp: must be real number, not Expression"),
-        (lambda x: torch.fft.fft(x), r"cannot trace lambda: formulas have no torch\.fft_fft"),
+        (lambda x: torch.fft.fft(x), r"cannot trace lambda: formulas do not support torch\.fft_fft"),
         (lambda x: "text", "cannot trace lambda: a formula returns traced values, and this one returned str"),
         (lambda x: x.sin(), "cannot trace lambda: 'Expression' object has no attribute 'sin'"),
         (lambda: 1.0, "needs a parameter without a default"),
@@ -152,7 +152,7 @@ def test_a_backward_formula_returns_a_gradient_for_each_parameter() -> None:
         ((1.0, 2.0), {}, TypeError, "leaky needs at least one tensor argument"),
         ((torch.ones(2), torch.ones(3)), {}, RuntimeError, "must match the size of tensor"),
         ((torch.ones(2, dtype=torch.complex64), 1), {}, TypeError, r"leaky does not support torch\.complex64"),
-        ((torch.ones(2), 1j), {}, TypeError, r"leaky does not support torch\.complex64: greater takes no complex64"),
+        ((torch.ones(2), 1j), {}, TypeError, r"leaky does not support torch\.complex64: greater does not support "),
     ],
 )
 def test_bad_calls(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -79,8 +79,8 @@ def test_conversions_of_complex_numbers():
     ("formula", "dtypes", "message"),
     [
         (lambda a, b: a + b, (F32, I64), "float32 and torch.int64"),
-        (lambda a: a + 1.5, (I64,), "no constant of torch.int64"),
-        (lambda a: a + 1, (torch.bool,), "no constant of torch.bool"),
+        (lambda a: a + 1.5, (I64,), "cannot be a constant of torch.int64"),
+        (lambda a: a + 1, (torch.bool,), "cannot be a constant of torch.bool"),
         (lambda a: a - a, (torch.bool,), "subtract takes float, signed, unsigned operands"),
         (lambda a: functions.exp(a), (I64,), "exp takes float operands"),
         (lambda a: a & a, (F32,), "bitwise_and takes"),
@@ -92,10 +92,10 @@ def test_conversions_of_complex_numbers():
         (lambda a: a, (torch.float16,), "compute in float32"),
         (lambda a: a.to(torch.bfloat16), (F32,), "compute in float32"),
         (lambda a: a, (torch.complex32,), "kernels have no torch.complex32; they take bool"),
-        (lambda a: a < 1, (torch.complex64,), "less takes no complex64"),
-        (lambda a: functions.floor(a), (torch.complex64,), "floor takes no complex64"),
-        (lambda a: a + 1j, (F32,), r"1j is no constant of torch\.float32"),
-        (lambda a, b: functions.complex(a, b), (I64, I64), "the parts of a complex number are float32 or float64"),
+        (lambda a: a < 1, (torch.complex64,), "less does not support complex64"),
+        (lambda a: functions.floor(a), (torch.complex64,), "floor does not support complex64"),
+        (lambda a: a + 1j, (F32,), r"1j cannot be a constant of torch\.float32"),
+        (lambda a, b: functions.complex(a, b), (I64, I64), "complex number must both be float32 or float64"),
         (lambda a: None, (F32,), "returned NoneType"),
         (lambda a: (), (F32,), "at least one value"),
         (lambda a: 1.0, (F32,), "returned float"),
@@ -107,7 +107,7 @@ def test_what_is_refused_is_named(formula, dtypes, message):
 
 
 def test_a_constant_out_of_range_is_refused():
-    with pytest.raises(OverflowError, match=r"300 is outside of torch.uint8, which holds 0 to 255"):
+    with pytest.raises(OverflowError, match=r"300 is out of range for torch.uint8, which is 0 to 255"):
         trace(lambda a: a + 300, [torch.uint8])
 
 
@@ -136,7 +136,7 @@ def test_a_loop_has_its_own_programs_and_a_result_for_each_number_of_its_state()
 @pytest.mark.parametrize(
     ("condition", "body", "message"),
     [
-        (lambda a: a, lambda a: a, "condition of a loop is one traced bool"),
+        (lambda a: a, lambda a: a, "condition of a loop must return one traced bool"),
         (lambda a: a > 0.0, lambda a: a.to(I64), "body of a loop returned"),
         (lambda a: a > 0.0, lambda a: (a, a), "body of a loop returned"),
     ],
@@ -148,7 +148,7 @@ def test_a_loop_that_is_none_is_refused(condition, body, message):
 
 @pytest.mark.parametrize(("dtype", "target"), [(F32, I64), (torch.int16, torch.uint16), (torch.float64, F32)], ids=str)
 def test_bits_of_another_width_are_refused(dtype, target):
-    with pytest.raises(TypeError, match="both must have 32 bits, or 64"):
+    with pytest.raises(TypeError, match="both must have 32 bits, or both 64 bits"):
         trace(lambda a: a.view(target), [dtype])
 
 

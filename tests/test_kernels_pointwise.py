@@ -413,7 +413,7 @@ def test_bad_requests_are_named():
         arguments = {"inputs": [torch.float32], "outputs": [torch.float32], "layout": Layout(), "dialect": OpenCLC()}
         return pointwise(**{"name": "k", "formula": lambda a: a, **arguments, **changes})
 
-    with pytest.raises(ValueError, match="C identifier, and got 'a b'"):
+    with pytest.raises(ValueError, match="C identifier, got 'a b'"):
         make(name="a b")
     with pytest.raises(TypeError, match="1 values for 2 outputs"):
         make(outputs=[torch.float32] * 2)
@@ -423,6 +423,6 @@ def test_bad_requests_are_named():
         make(compute=[torch.float32] * 2)
     with pytest.raises(TypeError, match="no float64"):
         make(inputs=[torch.float64], dialect=OpenCLC(Target(float64=False)))
-    with pytest.raises(ValueError, match="strided layout has width 1"):
+    with pytest.raises(ValueError, match="width of a strided layout must be 1"):
         Layout(2, 4)
     assert set(NUMPY) | STORAGE_ONLY == set(FACTS)

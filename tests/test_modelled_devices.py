@@ -86,5 +86,5 @@ def test_operators_of_every_family_are_right_on_it(name: str) -> None:
 
 
 def test_conformance_says_what_is_wrong_with_a_target() -> None:
-    with pytest.raises(ConformanceError, match=r"TORCH_BACKPLANE_TARGET='nonsense'.*those that ship are amd-rdna3"):
+    with pytest.raises(ConformanceError, match=r"TORCH_BACKPLANE_TARGET='nonsense'.*with Backplane are amd-rdna3"):
         run(Settings(match="^add$", target="nonsense"), jobs=1)

@@ -77,10 +77,10 @@ def test_a_missing_or_absurd_figure_is_named_with_its_file(figure: str, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said["figures"].update(warp=32), "figures has warp, which a Target has not"),
-        (lambda said: said["figures"].update(atomics=["int33"]), "atomics names 'int33', which is no dtype"),
+        (lambda said: said["figures"].update(warp=32), "figures contains warp, which Target does not have"),
+        (lambda said: said["figures"].update(atomics=["int33"]), "atomics contains 'int33', which is not a dtype"),
         (lambda said: said["figures"].update(max_group_size=16), "group_multiple is 32, and must be at most"),
-        (lambda said: said.pop("figures"), "it has to be an object with an object «figures»"),
+        (lambda said: said.pop("figures"), "it must be an object that contains an object 'figures'"),
         (lambda said: said.update(name=" "), "name is ' ', and must be a string that is not empty"),
         (lambda said: said.update(bytes_per_second=0), "bytes_per_second is 0, and must be a whole number above 0"),
         (lambda said: said.pop("operations_per_second"), "operations_per_second is None, and must be a whole number"),
@@ -95,5 +95,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^the target nvidia cannot be read: No such file.*amd-rdna3, apple-m2-max"):
         read_target("nvidia")
     (tmp_path / "text.json").write_text("{figures", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"text.json is no JSON: Expecting property name"):
+    with pytest.raises(ValueError, match=r"text.json is not valid JSON: Expecting property name"):
         read_target(tmp_path / "text.json")

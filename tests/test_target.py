@@ -101,7 +101,7 @@ def test_a_kind_of_device_has_figures_that_a_driver_may_replace() -> None:
     assert Target.of_kind("gpu").simt
     assert not Target.of_kind("cpu").simt
     assert Target.of_kind("cpu", simt=True, local_memory=5) == Target(native_float16=True, local_memory=5)
-    with pytest.raises(ValueError, match="one of gpu, accelerator, cpu, host, and got 'toaster'"):
+    with pytest.raises(ValueError, match="one of gpu, accelerator, cpu, host, got 'toaster'"):
         Target.of_kind("toaster")
 
 

@@ -38,4 +38,4 @@ def test_refused_alike(loss: Callable[..., torch.Tensor], reduction: str) -> Non
         assert of_nothing == of_some, dtypes
         expected = outcome(reduced, (2, 4), "cpu", *dtypes)
         assert expected == of_some or "not implemented for" in expected, dtypes
-        assert " is no constant of " not in of_some
+        assert " cannot be a constant of " not in of_some

@@ -1,6 +1,6 @@
-"""Kernel text from Python: scalar formulas, traced and printed in the dialect of a device's compiler.
+"""Generates kernel text: traces scalar formulas in Python and writes them in the dialect of a device's compiler.
 
-Text only: nothing here reaches a device or the compiled part of Backplane. `docs/kernels.md` is the guide.
+Nothing here uses a device or the runtime. The guide is `docs/kernels.md`.
 """
 
 from torch_backplane.kernels import complex_operations, functions, torch_names  # noqa: F401  (two register themselves)

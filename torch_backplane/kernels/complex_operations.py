@@ -1,4 +1,4 @@
-"""Operations on complex numbers, taken apart into operations on their real and imaginary parts."""
+"""Operations on complex numbers, decomposed into operations on their real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def apply(name: str, operands: Sequence[Expression]) -> Expression:
     """The result of operation `name` of expression.OPERATIONS, or "sign" or "angle", on operands of one complex dtype.
 
     Raises:
-        TypeError: complex numbers have no such operation. They are in no order, for instance.
+        TypeError: the operation is not defined for complex numbers, such as a comparison by order.
     """
     function = _FUNCTIONS.get(name)
     if function is None:
-        raise TypeError(f"{name} takes no {operands[0].dtype}".replace("torch.", ""))
+        raise TypeError(f"{name} does not support {operands[0].dtype}".replace("torch.", ""))
     result = function(*(Parts(one.real, one.imag) for one in operands))
     return join(*result) if isinstance(result, Parts) else result
 
 
 def _part_by_part(function: Callable[..., Any], made: Callable[[Any, Any], Any] = Parts) -> Callable[..., Any]:
-    """`function` of the real parts and of the imaginary parts, and what is `made` of the two."""
+    """Applies `function` to the real parts and to the imaginary parts, and `made` to the two results."""
     return lambda *operands: made(*(function(*parts) for parts in zip(*operands, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""What kernel text must know of each dtype: its category, its width, and what its values are computed in."""
+"""The properties of dtypes that kernel text depends on: category, width, and the dtype to compute in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 class Facts(NamedTuple):
     category: str  # "bool", "signed", "unsigned", "float" or "complex"
-    bits: int  # of both parts, for complex
+    bits: int  # of both parts together, for complex
 
 
 FACTS: dict[torch.dtype, Facts] = {
@@ -30,15 +30,15 @@ FACTS: dict[torch.dtype, Facts] = {
     torch.complex128: Facts("complex", 128),
 }
 
-# Of a complex number's real and imaginary part.
+# The dtype of the real and the imaginary part.
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
-# Kept in memory only; values of these are computed in float32, as PyTorch does.
+# Dtypes that exist in memory only; kernels compute in float32, as PyTorch does.
 STORAGE_ONLY = frozenset({torch.float16, torch.bfloat16})
 
 
 def facts(dtype: torch.dtype) -> Facts:
-    """The facts of `dtype`; TypeError where kernels cannot handle it."""
+    """The properties of `dtype`. Raises TypeError if kernels do not support it."""
     try:
         return FACTS[dtype]
     except KeyError:
@@ -47,19 +47,19 @@ def facts(dtype: torch.dtype) -> Facts:
 
 
 def value_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a stored `dtype` is in a register: float32 for float16 and bfloat16, else itself."""
+    """The dtype in registers of a stored `dtype`: float32 for float16 and bfloat16, otherwise `dtype`."""
     facts(dtype)
     return torch.float32 if dtype in STORAGE_ONLY else dtype
 
 
 def stored_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a stored `dtype` is to kernels that only move it: bool is one byte, float16 and bfloat16 are their bits."""
+    """The dtype in memory, for kernels that only move data: uint8 for bool, uint16 for float16 and bfloat16."""
     facts(dtype)
     return torch.uint8 if dtype == torch.bool else torch.uint16 if dtype in STORAGE_ONLY else dtype
 
 
 def part_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the parts of a complex dtype are; any other dtype itself."""
+    """The dtype of the parts of a complex dtype; any other dtype itself."""
     facts(dtype)
     return _PARTS.get(dtype, dtype)
 

@@ -1,4 +1,4 @@
-"""Device functions from programs: from what inputs store to what outputs store."""
+"""Device functions generated from programs: from stored inputs to stored outputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def statements(
     prefix: str = "t",
     indices: Mapping[int | None, str] = MappingProxyType({}),
 ) -> tuple[list[str], list[Value]]:
-    """The program as declarations of t0, t1, …, and the variables (or constants) of its results.
+    """The program as declarations of t0, t1, …, and the variables (or constants) that hold its results.
 
     Args:
-        arguments: names of the variables that hold them.
-        prefix: what the names of declared variables begin with.
-        indices: the variables that hold positions, by their dimensions.
+        arguments: names of the variables that hold the program's arguments.
+        prefix: prefix of the names of the declared variables.
+        indices: names of the variables that hold the element's position, by dimension.
     """
     lines: list[str] = []
     values: list[Value] = []
@@ -36,7 +36,7 @@ def statements(
         elif instruction.operation == "index":
             assert not isinstance(instruction.value, (Loop, float, complex))
             if instruction.value not in indices:
-                raise TypeError("the position of an element is known in pointwise kernels only, and not in a loop")
+                raise TypeError("the position of an element is available only in pointwise kernels, outside of loops")
             name = indices[instruction.value]
         elif instruction.operation == "constant":
             assert instruction.value is not None
@@ -58,7 +58,7 @@ def statements(
 
 
 def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> list[str]:
-    """Statements that leave the state in variables: `name` and its position in the state."""
+    """Statements that run the loop. The final state is in variables called `name` plus the position in the state."""
     state = [Value(f"{name}{i}", value.dtype) for i, value in enumerate(initial)]
     names = [variable.name for variable in state]
     tested, (holds,) = statements(loop.condition, dialect, names, f"{name}c")
@@ -67,7 +67,7 @@ def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> 
         *tested,
         f"  if (!({holds})) break;",
         *repeated,
-        # All of the new state before any of it is assigned.
+        # Compute the whole new state before assigning any of it.
         *(
             f"  const {dialect.type(value.dtype)} {value}_next = {new};"
             for value, new in zip(state, results, strict=True)
@@ -83,8 +83,10 @@ def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> 
 
 
 def load(dialect: Dialect, position: int, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
-    """Declares a`position` of dtype `target` from the text of a stored `source`. A `target` that formulas do not
-    compute in, which is float16 or bfloat16, is what the number is rounded to.
+    """Statements that declare `a{position}`: the element `stored`, of dtype `source`, converted to `target`.
+
+    Formulas do not compute in float16 and bfloat16. With one of these as `target`, the value is rounded to it and kept
+    as float32.
     """
     name, registers, seen = f"a{position}", value_dtype(source), value_dtype(target)
     value, lines = dialect.decode(stored, source, position), []
@@ -100,14 +102,14 @@ def load(dialect: Dialect, position: int, stored: str, source: torch.dtype, targ
 
 
 def store(dialect: Dialect, place: str, value: Value, target: torch.dtype, name: str) -> list[str]:
-    """Writes `value`, converted, to `place`, which holds a stored `target`; `name` is free for a variable."""
+    """Statements that write `value`, converted to `target`, to `place`. `name` is a free name for a variable."""
     registers = value_dtype(target)
     lines = [f"  const {dialect.type(registers)} {name} = {dialect.cast(value, registers)};"]
     return [*lines, f"  {place} = {dialect.encode(name, target)};"]
 
 
 class Stored(NamedTuple):
-    """What the operands of an element's function are in memory."""
+    """The dtypes in memory of the operands of an element function."""
 
     inputs: Sequence[torch.dtype]
     scalars: Sequence[torch.dtype]
@@ -122,9 +124,13 @@ def element_function(
     indexed: bool = False,
     rounded: Sequence[torch.dtype] = (),
 ) -> str:
-    """`name(in0, …, scalar0, …, index0, …, &out0, …)`: inputs converted to the program's arguments, results to the
-    outputs. With `indexed`, there is an index, int64, for each of the program's. `rounded`: what inputs are converted
-    to if not the program's arguments, as in `load`.
+    """The definition of the device function `name(in0, …, scalar0, …, index0, …, &out0, …)`, which runs `program`.
+
+    It converts inputs to the dtypes of the program's arguments, and results to those of the outputs.
+
+    Args:
+        indexed: whether the function takes an index (int64) for each of the program's indices.
+        rounded: dtypes that the first inputs are converted to instead of the program's, as in `load`.
     """
     inputs, scalars, outputs = stored
     indices = {dim: f"index{i}" for i, dim in enumerate(program.indices)} if indexed else {}
@@ -147,7 +153,7 @@ def element_function(
 
 
 def used_dtypes(program: Program, *stored: Sequence[torch.dtype]) -> frozenset[torch.dtype]:
-    """Every dtype that the text for this program and these tensors mentions."""
+    """Every dtype that the text of `program` uses, with the dtypes `stored`."""
     used = {*program.arguments, *(dtype for dtypes in stored for dtype in dtypes)}
     for instruction in program.instructions:
         used.add(instruction.dtype)

@@ -1,6 +1,7 @@
-"""Traced formulas computed with PyTorch's operators instead of a kernel: the same meaning, on any device.
+"""Evaluates traced formulas with PyTorch's operators instead of a kernel, with the same semantics, on any device.
 
-Not fused, so for devices that run no kernels, and to compare with. `fma` of float64 rounds twice here.
+The operators are not fused. This is for devices that run no kernels, and a reference for comparisons. `fma` of float64
+rounds twice here.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from torch_backplane.kernels.target import CPU
 
 
 def evaluate(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
-    """The program's results for `arguments`, tensors of the dtypes that it was traced with which broadcast together.
+    """The program's results for `arguments`, which are broadcastable tensors of the dtypes that it was traced with.
 
-    A result may have fewer dimensions than the arguments, and may share memory with them.
+    A result can have fewer dimensions than the arguments, and can share memory with them.
     """
     device = arguments[0].device if arguments else CPU
     values: list[Tensor] = []
-    loops: dict[int, list[Tensor]] = {}  # number of a loop's instruction -> the state it ends with
+    loops: dict[int, list[Tensor]] = {}  # number of a loop's instruction -> its final state
     for number, instruction in enumerate(program.instructions):
         operands = [values[operand] for operand in instruction.operands]
         if instruction.operation == "argument":
             assert isinstance(instruction.value, int)
             values.append(arguments[instruction.value])
         elif instruction.operation == "index":
-            raise TypeError("the position of an element is known in pointwise kernels only")
+            raise TypeError("the position of an element is available only in pointwise kernels")
         elif instruction.operation == "constant":
             values.append(torch.full((), instruction.value, dtype=instruction.dtype, device=device))  # type: ignore[arg-type]
         elif instruction.operation == "loop":
@@ -45,7 +46,7 @@ def evaluate(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _repeat(loop: Loop, state: Sequence[Tensor]) -> list[Tensor]:
-    """Each element goes round until its own condition fails."""
+    """Runs the loop; each element iterates until its own condition fails."""
     found = list(torch.broadcast_tensors(*state))
     while True:
         (goes_on,) = evaluate(loop.condition, found)
@@ -74,7 +75,7 @@ def _apply(instruction: Instruction, operands: list[Tensor]) -> Tensor:
 
 
 def _divide(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Integers; by zero: zero, as kernels do, and unlike the CPU, which raises."""
+    """Integer division; by zero it gives zero, as in kernels, whereas PyTorch's CPU operators raise an error."""
     none = b == 0
     return torch.where(none, torch.zeros_like(a), function(a, torch.where(none, torch.ones_like(b), b)))
 
@@ -94,7 +95,7 @@ _DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "fmod": torch.fmod,
 }
 
-# Operations that PyTorch has under another name, or otherwise. The names of the rest are PyTorch's.
+# Operations whose name or semantics differ from PyTorch's. All others have PyTorch's names.
 _OTHERWISE: dict[str, Callable[..., Tensor]] = {
     "equal": torch.eq,
     "not_equal": torch.ne,

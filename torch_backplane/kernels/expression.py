@@ -1,14 +1,14 @@
-"""Scalar formulas as graphs: what a Python function does to scalars, recorded.
+"""Scalar formulas as graphs: a Python function is called with traced values, which record its operations.
 
-An `Expression` is an argument, a constant or an operation on other expressions, and knows its dtype. `trace` calls a
-formula with one `Expression` for each argument and numbers what comes back: equal subexpressions get one number, so
-each is computed once.
+An `Expression` is an argument, a constant or an operation on other expressions, and has a dtype. `trace` calls a
+formula with one `Expression` for each argument and numbers the expressions of its results. Equal subexpressions get one
+number, so each is computed once.
 
-Types are not promoted here. Operands of one operation must have the same dtype, and a Python number takes the dtype of
-the other operand; whoever builds a kernel knows from PyTorch which dtype to compute in.
+Types are not promoted. Operands of an operation must have the same dtype, and a Python number takes the dtype of the
+other operand. The caller that builds a kernel chooses the dtype to compute in, as PyTorch does.
 
-Complex numbers are taken apart here: an operation on them becomes operations on their real and imaginary parts
-(complex_operations.py), so that everything behind this knows three words of them: real, imaginary and complex.
+Complex numbers are decomposed: an operation on them becomes operations on their real and imaginary parts
+(complex_operations.py). Later stages see only the operations "real", "imaginary" and "complex".
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, p
 
 Number = bool | int | float | complex
 
-# What needs expressions itself, and registers here when `torch_backplane.kernels` imports it: "complex operation"
-# (complex_operations.py) and "torch function" (torch_names.py).
+# Functions of modules that import this one. They register when `torch_backplane.kernels` imports them: "complex
+# operation" (complex_operations.py) and "torch function" (torch_names.py).
 registered: dict[str, Callable[..., Any]] = {}
 
 _FLOAT = frozenset({"float"})
@@ -37,7 +37,7 @@ _ANY = _NUMBER | {"bool"}
 
 
 class Operation(NamedTuple):
-    """How many operands, of which kinds, and whether the result is a bool or of the operands' dtype."""
+    """The number of operands, their accepted categories, and whether the result is bool or has the operands' dtype."""
 
     arity: int
     accepts: frozenset[str]
@@ -74,19 +74,20 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """One value of a formula. Use Python's operators on it, and `torch_backplane.kernels.functions`."""
+    """A value of a formula. Supports Python's operators and `torch_backplane.kernels.functions`."""
 
-    # a key of OPERATIONS, or "argument", "constant", "index", "where", "cast", "bits", "loop", "loop_result"; or, from
-    # and to complex numbers, "real", "imaginary", "complex"
+    # A key of OPERATIONS, or "argument", "constant", "index", "where", "cast", "bits", "loop" or "loop_result"; or
+    # "real", "imaginary" or "complex", which decompose and compose complex numbers.
     operation: str
     dtype: torch.dtype
     operands: tuple[Expression, ...] = ()
-    value: Number | Loop | None = None  # of a constant or a loop; position of an argument or a loop's result; dimension
+    # A constant's number, a loop's `Loop`, the position of an argument or of a loop's result, or an index's dimension.
+    value: Number | Loop | None = None
 
     def to(self, dtype: torch.dtype) -> Expression:
-        """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap.
+        """Converts to `dtype`: float to integer truncates, integers wrap, and the conversion to bool is `!= 0`.
 
-        Of a complex number, the real part becomes a real number.
+        The conversion from complex to real takes the real part.
         """
         category, _ = _check_computable(dtype)
         if dtype == self.dtype:
@@ -99,9 +100,9 @@ class Expression:
         return (self != 0) if category == "bool" else self.real.to(dtype)
 
     def view(self, dtype: torch.dtype) -> Expression:
-        """The same bits as a number of another kind and the same width, of 32 or 64 bits; TypeError for others."""
+        """Reinterprets the bits as a dtype of the same width, 32 or 64 bits. Raises TypeError for other widths."""
         if facts(dtype).bits != facts(self.dtype).bits or facts(dtype).bits < 32:
-            raise TypeError(f"the bits of {self.dtype} are no {dtype}: both must have 32 bits, or 64")
+            raise TypeError(f"cannot view {self.dtype} as {dtype}: both must have 32 bits, or both 64 bits")
         return self if dtype == self.dtype else Expression("bits", dtype, (self,))
 
     @property
@@ -110,14 +111,14 @@ class Expression:
 
     @property
     def real(self) -> Expression:
-        """The real part, of the dtype of the parts; of a real number itself."""
+        """The real part, in the dtype of the parts; a real number itself."""
         if not self.is_complex:
             return self
         return self.operands[0] if self.operation == "complex" else self._part("real")
 
     @property
     def imag(self) -> Expression:
-        """The imaginary part, of the dtype of the parts; of a real number zero."""
+        """The imaginary part, in the dtype of the parts; zero for a real number."""
         if not self.is_complex:
             return constant(False if self.dtype == torch.bool else 0, self.dtype)
         return self.operands[1] if self.operation == "complex" else self._part("imaginary")
@@ -129,7 +130,7 @@ class Expression:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), named: Any = None
     ) -> Any:
-        """PyTorch calls this for its own functions of traced values."""
+        """Handles calls of PyTorch's functions on traced values."""
         return registered["torch function"](function, arguments, named or {})
 
     def __bool__(self) -> bool:
@@ -229,66 +230,71 @@ Operand = Expression | bool | int | float | complex
 
 
 def constant(value: Number, dtype: torch.dtype) -> Expression:
-    """`value` as a constant of `dtype`, rounded to it where it is float32.
+    """Returns `value` as a constant of `dtype`; rounds it if the dtype is float32.
 
-    Raises TypeError for a float where the dtype is an integer and for a number where it is bool, and OverflowError for
-    an integer outside of the dtype's range.
+    Raises:
+        TypeError: a float for an integer dtype, a complex number for a real dtype, or a number for bool.
+        OverflowError: an integer outside of the dtype's range.
     """
     category, bits = _check_computable(dtype)
     if not isinstance(value, (bool, int, float, complex)):
-        raise TypeError(f"a constant is a Python number, and got {type(value).__name__}")
+        raise TypeError(f"a constant must be a Python number, got {type(value).__name__}")
     if category == "complex":
         part = part_dtype(dtype)
         return join(constant(value.real, part), constant(value.imag, part))
     if isinstance(value, complex):
-        raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
+        raise TypeError(f"{value!r} cannot be a constant of {dtype}; convert the other operand with .to(dtype) first")
     if category == "float":
         return Expression("constant", dtype, value=_to_float32(float(value)) if bits == 32 else float(value))
     if isinstance(value, float) or (category == "bool" and not isinstance(value, bool)):
-        raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
+        raise TypeError(f"{value!r} cannot be a constant of {dtype}; convert the other operand with .to(dtype) first")
     if category == "bool":
         return Expression("constant", dtype, value=value)
     least, greatest = integer_range(dtype)
     if not least <= value <= greatest:
-        raise OverflowError(f"{value} is outside of {dtype}, which holds {least} to {greatest}")
+        raise OverflowError(f"{value} is out of range for {dtype}, which is {least} to {greatest}")
     return Expression("constant", dtype, value=int(value))
 
 
 def join(real: Expression, imaginary: Expression) -> Expression:
-    """The complex number of these parts, both float32 or both float64."""
+    """The complex number with these parts, both float32 or both float64."""
     whole = {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(real.dtype)
     if whole is None or imaginary.dtype != real.dtype:
         raise TypeError(
-            f"the parts of a complex number are float32 or float64, and got {real.dtype}, {imaginary.dtype}"
+            f"the parts of a complex number must both be float32 or float64, got {real.dtype}, {imaginary.dtype}"
         )
     return Expression("complex", whole, (real, imaginary))
 
 
 def apply(name: str, *operands: Operand) -> Expression:
-    """The result of operation `name` of OPERATIONS; TypeError where operands differ in dtype or it takes no such."""
+    """The result of operation `name` of OPERATIONS. Raises TypeError if it does not accept these operands."""
     operation = OPERATIONS[name]
     if len(operands) != operation.arity:
-        raise TypeError(f"{name} takes {operation.arity} operands, and got {len(operands)}")
+        raise TypeError(f"{name} takes {operation.arity} operands, got {len(operands)}")
     values = same_dtype(name, operands)
     dtype = values[0].dtype
     if values[0].is_complex:
         return registered["complex operation"](name, values)
     if facts(dtype).category not in operation.accepts:
-        raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, and got {dtype}")
+        raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, got {dtype}")
     return Expression(name, torch.bool if operation.gives_bool else dtype, values)
 
 
 def same_dtype(name: str, operands: Iterable[Operand]) -> tuple[Expression, ...]:
-    """`operands` with Python numbers made constants of the others' dtype; TypeError where there is not exactly one."""
+    """Converts Python numbers among `operands` to constants of the others' dtype.
+
+    Raises:
+        TypeError: the traced values have different dtypes, or there are none.
+    """
     operands = tuple(operands)
     for operand in operands:
         if not isinstance(operand, (Expression, bool, int, float, complex)):
-            raise TypeError(f"{name} takes traced values and Python numbers, and got {type(operand).__name__}")
+            raise TypeError(f"{name} takes traced values and Python numbers, got {type(operand).__name__}")
     dtypes = list(dict.fromkeys(operand.dtype for operand in operands if isinstance(operand, Expression)))
     if not dtypes:
-        raise TypeError(f"{name} needs a traced value among its operands; for plain numbers use Python's math")
+        raise TypeError(f"{name} needs at least one traced value; use Python's math for plain numbers")
     if len(dtypes) > 1:
-        raise TypeError(f"{name} got {' and '.join(map(str, dtypes))}; convert one of them with .to(dtype)")
+        raise TypeError(f"{name} got operands of {' and '.join(map(str, dtypes))}; convert one with .to(dtype)")
     return tuple(operand if isinstance(operand, Expression) else constant(operand, dtypes[0]) for operand in operands)
 
 
@@ -301,12 +307,12 @@ def _check_computable(dtype: torch.dtype) -> tuple[str, int]:
 def _to_float32(value: float) -> float:
     try:
         return struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:  # finite, and beyond float32
+    except OverflowError:  # finite, but out of range for float32
         return float("inf") if value > 0 else float("-inf")
 
 
 class Instruction(NamedTuple):
-    """An expression whose operands are the numbers of earlier instructions."""
+    """An operation whose operands are the numbers of earlier instructions."""
 
     operation: str
     dtype: torch.dtype
@@ -316,7 +322,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A traced formula: instructions in an order in which they can run, and which of them are the results."""
+    """A traced formula: instructions in executable order, and the numbers of those that are the results."""
 
     arguments: tuple[torch.dtype, ...]
     instructions: tuple[Instruction, ...]
@@ -328,13 +334,13 @@ class Program:
 
     @functools.cached_property
     def indices(self) -> tuple[int | None, ...]:
-        """The dimensions along which it asks for an element's position; None: the number of the element."""
+        """The dimensions along which it uses the element's position; None for the element's linear index."""
         return tuple(one.value for one in self.instructions if one.operation == "index")  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """Repeats `body` on a state of one or more numbers while `condition`, which gives one bool, holds of it."""
+    """Repeats `body` on a state of one or more numbers while `condition`, which returns one bool, holds for it."""
 
     condition: Program
     body: Program
@@ -344,9 +350,11 @@ Formula = Callable[..., "Operand | Sequence[Operand]"]
 
 
 def trace(formula: Formula, arguments: Sequence[torch.dtype], numbers_as: torch.dtype | None = None) -> Program:
-    """What `formula` computes from scalars of the dtypes `arguments`; it returns one value or a sequence of them.
+    """Records what `formula` computes from scalars of the dtypes `arguments`.
 
-    A result that is a plain number becomes a constant of `numbers_as`; without it, that is a TypeError.
+    Args:
+        formula: returns one value or a sequence of values.
+        numbers_as: dtype of results that are plain numbers. Without it, a plain number raises TypeError.
     """
     for dtype in arguments:
         _check_computable(dtype)
@@ -364,7 +372,7 @@ def trace(formula: Formula, arguments: Sequence[torch.dtype], numbers_as: torch.
 
 
 def _number(arguments: tuple[torch.dtype, ...], results: list[Expression]) -> Program:
-    """Value numbering: operands before users, equal instructions once. Iterative, as formulas can be deep."""
+    """Value numbering: operands before users, equal instructions once. Iterative because formulas can be deep."""
     numbers: dict[int, int] = {}  # id of an expression (all live through `results`) -> number
     known: dict[tuple[object, ...], int] = {}
     instructions: list[Instruction] = []

@@ -1,6 +1,6 @@
-"""The functions of formulas: `from torch_backplane.kernels import functions as f`, then `f.exp(a)`.
+"""Functions for formulas: `from torch_backplane.kernels import functions as f`, then `f.exp(a)`.
 
-Names and meanings are PyTorch's. Each takes traced values and Python numbers, at least one of them traced.
+Names and semantics are PyTorch's. Arguments are traced values and Python numbers; at least one is a traced value.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ isnan, isinf, isfinite, signbit = _function("isnan"), _function("isinf"), _funct
 copysign, hypot, nextafter = _function("copysign"), _function("hypot"), _function("nextafter")
 fma, fmod = _function("fma"), _function("fmod")
 minimum, maximum = _function("minimum"), _function("maximum")  # NaN if either is
-fmin, fmax = _function("fmin"), _function("fmax")  # the other if one is NaN
+fmin, fmax = _function("fmin"), _function("fmax")  # the other operand if one is NaN
 absolute = _function("absolute")
 
 
 def where(condition: Expression, a: Operand, b: Operand) -> Expression:
-    """a where the condition holds, else b. The condition is bool; a and b have one dtype."""
+    """Returns a where the condition holds, else b. The condition is bool; a and b have the same dtype."""
     if not isinstance(condition, Expression) or condition.dtype != torch.bool:
-        raise TypeError("where takes a traced bool as its condition; compare, or convert with .to(torch.bool)")
+        raise TypeError("the condition of where must be a traced bool: compare, or convert with .to(torch.bool)")
     a, b = same_dtype("where", (a, b))
     if a.is_complex:
         return join(where(condition, a.real, b.real), where(condition, a.imag, b.imag))
@@ -63,7 +63,7 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
 
 
 def lerp(start: Operand, end: Operand, weight: Operand) -> Operand:
-    """From the nearer end, so that a weight of 1 gives `end` exactly."""
+    """Linear interpolation, computed from the nearer end, so that a weight of 1 gives exactly `end`."""
     from_start, from_end = start + weight * (end - start), end - (end - start) * (1.0 - weight)
     if not isinstance(weight, Expression):
         return from_start if abs(weight) < 0.5 else from_end
@@ -71,47 +71,51 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Operand:
 
 
 def index(dim: int | None = None) -> Expression:
-    """The position of the element along dimension `dim` of the results, int64; without it, the number of the element,
-    row by row. In pointwise kernels only, and not in a loop.
+    """The element's position along dimension `dim` of the results, or without `dim` its number in row-major order.
+
+    The result is int64. Available only in pointwise kernels, outside of loops.
     """
     return Expression("index", torch.int64, value=dim)
 
 
 def real(a: Expression) -> Expression:
-    """The real part; of a real number itself."""
+    """The real part; a itself if it is real."""
     return a.real
 
 
 def imag(a: Expression) -> Expression:
-    """The imaginary part; of a real number zero."""
+    """The imaginary part; zero if a is real."""
     return a.imag
 
 
 def complex(real: Operand, imaginary: Operand) -> Expression:
-    """The complex number of these parts, both float32 or both float64."""
+    """The complex number with these parts, both float32 or both float64."""
     return join(*same_dtype("complex", (real, imaginary)))
 
 
 def conj(a: Expression) -> Expression:
-    """The complex conjugate; of a real number itself."""
+    """The complex conjugate; a itself if it is real."""
     return join(a.real, -a.imag) if a.is_complex else a
 
 
 def full_like(a: Expression, value: Number) -> Expression:
-    """A constant of a's dtype, for where no operand beside it tells the dtype."""
+    """A constant of a's dtype, for operations in which no other operand determines the dtype."""
     return constant(value, a.dtype)
 
 
 def while_loop(condition: Formula, body: Formula, state: Sequence[Expression]) -> tuple[Expression, ...]:
-    """What `state` is once `condition(*state)` is false, with `state = body(*state)` until then.
+    """Repeats `state = body(*state)` while `condition(*state)` holds, and returns the final state.
 
-    Both see the state only, so what they need of the formula around them is part of it. The caller sees to it that the
-    loop ends, for NaN as well. As with any formula, the dtypes of the state do not change.
+    `condition` and `body` see only the state, so it must contain every value that they need. The caller must ensure
+    that the loop ends, also for NaN.
+
+    Raises:
+        TypeError: the condition does not return one bool, or the body returns other dtypes than those of the state.
     """
     dtypes = [value.dtype for value in state]
     loop = Loop(trace(condition, dtypes), trace(body, dtypes))
     if loop.condition.result_dtypes != (torch.bool,):
-        raise TypeError("the condition of a loop is one traced bool")
+        raise TypeError("the condition of a loop must return one traced bool")
     if loop.body.result_dtypes != tuple(dtypes):
         raise TypeError(f"the body of a loop returned {loop.body.result_dtypes} for a state of {tuple(dtypes)}")
     repeated = Expression("loop", dtypes[0], tuple(state), loop)
@@ -119,19 +123,19 @@ def while_loop(condition: Formula, body: Formula, state: Sequence[Expression]) -
 
 
 def angle(a: Expression) -> Expression:
-    """The argument of a complex number, from -π to π; of a real one 0 or π, and NaN of NaN."""
+    """The argument of a complex number, from -π to π. Of a real number: 0 or π, and NaN for NaN."""
     if a.is_complex:
         return registered["complex operation"]("angle", (a,))
     return where(isnan(a), a, where(a < 0.0, full_like(a, math.pi), 0.0))
 
 
 def is_float(value: Expression) -> bool:
-    """Whether its dtype is floating-point, as PyTorch says it: complex is not."""
+    """Whether the dtype of `value` is floating-point in PyTorch's sense, which excludes complex dtypes."""
     return facts(value.dtype).category == "float"
 
 
 def power(a: Operand, b: Operand) -> Expression:
-    """a to the power of b. Of integers: wraps, and a negative power of anything but 1 and -1 is zero."""
+    """a to the power of b. Integer powers wrap; a negative power of an integer other than 1 and -1 is zero."""
     a, b = same_dtype("power", (a, b))
     if is_float(a) or a.is_complex:
         return apply("power", a, b)
@@ -147,14 +151,14 @@ def power(a: Operand, b: Operand) -> Expression:
 
 
 def gcd(a: Operand, b: Operand) -> Expression:
-    """The greatest common divisor of integers, not negative; of two zeros, zero."""
+    """The non-negative greatest common divisor of integers; zero for two zeros."""
     a, b = same_dtype("gcd", (a, b))
     found, _ = while_loop(lambda a, b: b != 0, lambda a, b: (b, fmod(a, b)), (absolute(a), absolute(b)))
     return absolute(found)
 
 
 def rounded_to(a: Expression, dtype: torch.dtype) -> Expression:
-    """a, float32, as memory of float16 or bfloat16 would have it: to nearest, ties to even. Other dtypes: a itself."""
+    """Rounds a, which is float32, to a value of float16 or bfloat16, ties to even. For other dtypes: a itself."""
     if dtype == torch.bfloat16:
         bits = a.view(torch.int32)
         return where(a != a, a, ((bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000).view(torch.float32))
@@ -163,32 +167,32 @@ def rounded_to(a: Expression, dtype: torch.dtype) -> Expression:
     magnitude = absolute(a)
     bits = magnitude.view(torch.int32)
     normal = ((bits + (0xFFF + ((bits >> 13) & 1))) & -0x2000).view(torch.float32)
-    # Near 0.5 a float is a multiple of 2^-24, as a float16 below 2^-14 is.
+    # Floats in [0.5, 1) are multiples of 2^-24, like float16 below 2^-14, so the addition rounds.
     found = where(magnitude < 2.0**-14, (magnitude + 0.5) - 0.5, normal)
     return where(a != a, a, copysign(where(magnitude < 65520.0, found, math.inf), a))
 
 
 def trunc_divide(a: Operand, b: Operand) -> Expression:
-    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero."""
+    """a / b rounded toward zero: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero is zero."""
     return trunc_divide_in_steps(a, b, torch.float32)
 
 
 def trunc_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expression:
-    """`trunc_divide` of operands of the dtype `stored` in memory: each step is rounded to it, as in PyTorch."""
+    """`trunc_divide` of operands that have the dtype `stored` in memory. Rounds each step to it, as PyTorch does."""
     a, b = same_dtype("trunc_divide", (a, b))
     return trunc(rounded_to(a / b, stored)) if is_float(a) else apply("trunc_divide", a, b)
 
 
 def floor_divide(a: Operand, b: Operand) -> Expression:
-    """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero gives zero.
+    """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero is zero.
 
-    Of floats, the exact remainder decides, as Python's // does, since a / b may have been rounded up to an integer.
+    For floats the exact remainder decides, as in Python's //, because a / b can have been rounded up to an integer.
     """
     return floor_divide_in_steps(a, b, torch.float32)
 
 
 def floor_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expression:
-    """`floor_divide` of operands of the dtype `stored` in memory: each step is rounded to it, as in PyTorch."""
+    """`floor_divide` of operands that have the dtype `stored` in memory. Rounds each step to it, as PyTorch does."""
     a, b = same_dtype("floor_divide", (a, b))
     if not is_float(a):
         return apply("floor_divide", a, b)
@@ -203,7 +207,7 @@ def floor_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expres
 
 
 def remainder(a: Operand, b: Operand) -> Expression:
-    """What floor_divide leaves, with the divisor's sign: torch.remainder. Of an integer and zero: zero."""
+    """The remainder of `floor_divide`, with the divisor's sign: torch.remainder. An integer modulo zero is zero."""
     a, b = same_dtype("remainder", (a, b))
     if not is_float(a):
         return apply("remainder", a, b)
@@ -212,7 +216,7 @@ def remainder(a: Operand, b: Operand) -> Expression:
 
 
 def tanh(a: Expression) -> Expression:
-    """Exactly 1 and -1 far out: OpenCL lets the last bits differ, and 1 - tanh(a)² would then never vanish."""
+    """Exactly 1 or -1 for large |a|. OpenCL allows errors in the last bits, and 1 - tanh(a)² would then never be 0."""
     if a.is_complex:
         return apply("tanh", a)
     far = 10.0 if a.dtype == torch.float32 else 20.0
@@ -224,7 +228,7 @@ def sigmoid(a: Expression) -> Expression:
 
 
 def sign(a: Expression) -> Expression:
-    """-1, 0 or 1; 0 for NaN. Of a complex number, the one of magnitude 1 in its direction."""
+    """-1, 0 or 1; 0 for NaN. Of a complex number, a / |a|."""
     if a.is_complex:
         return registered["complex operation"]("sign", (a,))
     if a.dtype == torch.bool:
@@ -233,5 +237,5 @@ def sign(a: Expression) -> Expression:
 
 
 def clamp(a: Expression, least: Operand, greatest: Operand) -> Expression:
-    """a between least and greatest; NaN if any of them is."""
+    """Limits a to [least, greatest]. NaN if any operand is NaN."""
     return minimum(maximum(a, least), greatest)

@@ -1,4 +1,4 @@
-"""A generated kernel: its text, and what to pass for each of its parameters."""
+"""A generated kernel: its text, and the meaning of its parameters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Role = Literal["output", "input", "scalar", "count", "rows", "tiles", "size", "s
 
 @dataclass(frozen=True)
 class Parameter:
-    """What one argument of a kernel means.
+    """The meaning of one parameter of a kernel.
 
     Args:
         role: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
-            "scalar" is a number given by the caller; the others are numbers of a Geometry.
-        dtype: of the tensor, or of the number.
-        operand: which output, input or scalar; for a stride, which operand of the Geometry.
-        dimension: of a size or stride; 0 is the innermost.
+            "scalar" is a number from the caller; the others are numbers of a Geometry.
+        dtype: dtype of the tensor or number.
+        operand: index of the output, input or scalar; for a stride, index of the Geometry's operand.
+        dimension: dimension of a size or stride; 0 is the innermost.
     """
 
     role: Role
@@ -30,13 +30,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Args:
-    name: the entry point, in the text.
-    text: all of it; equal text is the same kernel.
-    parameters: in order, memory before numbers.
-    width: elements for each work item, or None where whoever launches it knows how many there are.
-    group_size: the number of work items of a group, where the launch shall not choose it.
-    local_bytes: of local memory that a group shares.
+    """A generated kernel.
+
+    Args:
+        name: the entry point in the text.
+        text: the whole text; kernels with equal text are the same kernel.
+        parameters: the parameters in order, memory before numbers.
+        width: elements per work item; None if the caller determines the number of work items.
+        group_size: work items per group; None if the launch chooses it.
+        local_bytes: bytes of local memory per group.
     """
 
     name: str
@@ -47,13 +49,17 @@ class Kernel:
     local_bytes: int = 0
 
     def work_items(self, count: int) -> int:
-        """How many work items `count` elements need."""
+        """The number of work items for `count` elements."""
         assert self.width is not None
         return -(-count // self.width)
 
 
 def entry_point(name: str) -> str:
-    """What the text calls the kernel `name`: `exp` alone is taken in both languages. ValueError where it is no name."""
+    """The name of the kernel `name` in the text, with a prefix: names like `exp` exist in both languages.
+
+    Raises:
+        ValueError: `name` is not a C identifier.
+    """
     if not name.isidentifier() or not name.isascii():
-        raise ValueError(f"a kernel's name is a C identifier, and got {name!r}")
+        raise ValueError(f"a kernel's name must be a C identifier, got {name!r}")
     return f"bp_{name}"

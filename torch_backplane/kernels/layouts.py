@@ -1,7 +1,7 @@
-"""Which index arithmetic a call needs: contiguous or strided over how many dimensions, with 32 or 64 bits.
+"""The index arithmetic of a call: contiguous, or strided over a number of dimensions, in 32 or 64 bits.
 
-A kernel is specialised on a `Layout`, never on sizes or strides: those are its arguments, so a new shape needs no new
-compile.
+A kernel is specialized on a `Layout`. Sizes and strides are arguments of the kernel, so a new shape needs no new
+compilation.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ NARROW_LIMIT = 2**31 - 1
 
 
 class RowLimits(NamedTuple):
-    """For which calls a device is given a launch in rows.
+    """The calls that are launched in rows (see `Layout.rows`).
 
     Args:
-        shortest: elements of a row.
-        most: rows, in the second dimension of the launch.
+        shortest: minimum number of elements in a row.
+        most: maximum number of rows, which are the second dimension of the launch.
     """
 
     shortest: int = 16
-    most: int = 65535 * 4  # CUDA's limit of groups, of 4 rows each
+    most: int = 65535 * 4  # CUDA's limit on groups in that dimension; each has 4 rows
 
 
 class TileLimits(NamedTuple):
-    """
+    """The tiles that a device can use (see `Layout.tile`).
+
     Args:
-        memory: bytes for tiles, at most; 0: no tiles.
-        side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
+        memory: maximum bytes for tiles; 0 for no tiles.
+        side: width and height of all tiles, used where both dimensions have at least half as many elements; 0 to choose
+            them by the sizes.
     """
 
     memory: int = 0
@@ -39,16 +41,19 @@ class TileLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Args:
-    rank: number of dimensions to loop over; 0 where every operand is contiguous.
-    width: elements for each work item; more than 1 only where contiguous.
-    wide: whether indices need 64 bits.
-    inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
-        operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know. In tiles 3
-        is an input that is read by its own rows first.
-    tile: empty, or, where a group has a tile of the innermost dimension and another one, in which neighbours of some
-        inputs are neighbours in memory: that dimension, and the tile's elements along the innermost one and along it,
-        powers of two.
+    """The index arithmetic that a kernel is specialized on.
+
+    Args:
+        rank: number of dimensions to loop over; 0 if every operand is contiguous.
+        width: elements per work item; more than 1 only if contiguous.
+        wide: whether indices need 64 bits.
+        inner: each operand's stride along the innermost dimension: 0, 1, or 2 for any other stride. Strides 0 and 1 are
+            in the text, so compilers can vectorize. Empty unless the launch is in rows (one dimension for the innermost
+            dimension, one for all others) or in tiles. In tiles, 3 is an input that is first read along the tile's
+            other dimension.
+        tile: empty, or (dimension, width, height) if each group computes a tile of the innermost dimension (`width`
+            elements) and of `dimension` (`height` elements), along which neighbours of some inputs are neighbours in
+            memory. `width` and `height` are powers of two.
     """
 
     rank: int = 0
@@ -59,20 +64,21 @@ class Layout:
 
     @property
     def rows(self) -> bool:
+        """Whether a launch has one dimension for the innermost dimension and one for all others."""
         return bool(self.inner) and not self.tile
 
     def __post_init__(self) -> None:
         if self.rank < 0:
-            raise ValueError(f"rank is 0 for contiguous or a number of dimensions, and got {self.rank}")
+            raise ValueError(f"rank must be 0 (contiguous) or a number of dimensions, got {self.rank}")
         if self.width not in (1, 2, 4, 8, 16):
-            raise ValueError(f"width is 1, 2, 4, 8 or 16, and got {self.width}")
+            raise ValueError(f"width must be 1, 2, 4, 8 or 16, got {self.width}")
         if self.rank and self.width != 1:
-            raise ValueError(f"a strided layout has width 1, and got {self.width}")
+            raise ValueError(f"the width of a strided layout must be 1, got {self.width}")
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A call's layout with its sizes and, for each operand, strides in elements; the innermost dimension first."""
+    """A call's layout, its sizes, and each operand's strides in elements. The innermost dimension comes first."""
 
     layout: Layout
     sizes: tuple[int, ...]
@@ -84,12 +90,12 @@ class Geometry:
 
     @property
     def rows(self) -> int:
-        """How often the innermost dimension is gone through."""
+        """The number of rows: the product of all sizes except the innermost."""
         return math.prod(self.sizes[1:])
 
     @property
     def tiles(self) -> int:
-        """How many groups have a tile each."""
+        """The number of tiles, one per group."""
         return tiles(self.layout.tile, self.sizes)
 
 
@@ -99,23 +105,27 @@ def geometry(
     *,
     width: int = 4,
     aligned: bool = True,
-    limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
+    limits: RowLimits = RowLimits(),  # noqa: B008, it is immutable
     staged: Sequence[int] = (),
-    tile_limits: TileLimits = TileLimits(),  # noqa: B008, it cannot be changed
+    tile_limits: TileLimits = TileLimits(),  # noqa: B008, it is immutable
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
     Args:
-        sizes: of the call, that is of its outputs.
+        sizes: the shape of the outputs.
         strides: for each operand, outputs first, one stride for each size; 0 where the operand is broadcast.
-        width: what the device prefers where everything is contiguous.
-        aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
-        limits: which calls that are not contiguous go by rows.
-        staged: for each operand, the bytes of an element if it is an input, which a tile may read first, else 0.
+        width: elements per work item if every operand is contiguous.
+        aligned: whether every operand is aligned for accesses to `width` elements. If not, the width is 1.
+        limits: which calls that are not contiguous are launched in rows.
+        staged: for each operand, the bytes of an element if it is an input, which a tile can read first; else 0.
+        tile_limits: which tiles the device can use.
+
+    Raises:
+        ValueError: an operand has a wrong number of strides.
     """
     for operand in strides:
         if len(operand) != len(sizes):
-            raise ValueError(f"{len(operand)} strides for {len(sizes)} sizes; broadcast operands have stride 0")
+            raise ValueError(f"{len(operand)} strides for {len(sizes)} sizes; a broadcast dimension has stride 0")
     sizes_, strides_ = _collapse(sizes, strides)
     count = math.prod(sizes_)
     wide = is_wide(count, *(_furthest(sizes_, operand) for operand in strides_))
@@ -132,20 +142,22 @@ def geometry(
     return Geometry(Layout(len(sizes_), 1, wide, inner), sizes_, strides_)
 
 
-SECTOR = 32  # bytes that GPUs read from memory at once, at least
-_LEAST_TILE = 128  # elements: of smaller matrices those of the launch's next ones are in the same sectors
+SECTOR = 32  # bytes; GPUs read at least this much from memory at a time
+_LEAST_TILE = 128  # elements; smaller matrices share their sectors with the next matrices of the launch
 
 
 def tiles(tile: Sequence[int], sizes: Sequence[int]) -> int:
-    """How many tiles there are of `sizes`, the innermost first."""
+    """The number of tiles that cover `sizes`, the innermost dimension first."""
     along, width, height = tile
     others = math.prod(size for dim, size in enumerate(sizes) if dim not in (0, along))
     return -(-sizes[0] // width) * -(-sizes[along] // height) * others
 
 
 def tile_pitch(tile: Sequence[int], itemsize: int) -> int:
-    """Elements of local memory from a tile's place to the next one along the innermost dimension. More than the tile's
-    height, so that neighbouring work items are in different banks of 4 bytes, both ways.
+    """The distance in local memory, in elements, between a tile's neighbours along the innermost dimension.
+
+    It is more than the tile's height, so that neighbouring work items access different banks (of 4 bytes) along both
+    dimensions.
     """
     _, width, height = tile
     return height + max(1, 4 // itemsize) * max(1, 32 // width)
@@ -154,8 +166,9 @@ def tile_pitch(tile: Sequence[int], itemsize: int) -> int:
 def _tile(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int, fixed: int
 ) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
-    """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
-    no input is read faster so. `fixed`: as `TileLimits.side`.
+    """The tile and the operands' strides, as in `Layout.tile` and `Layout.inner`; `fixed`: as `TileLimits.side`.
+
+    Both are empty if a tile makes no input faster to read.
     """
     along = 0
     if 2 * sizes[0] < fixed:
@@ -178,7 +191,7 @@ def _tile(
     )
     through = [itemsize for itemsize, step in zip(staged, inner, strict=True) if step == 3]
     for edge in (fixed,) if fixed else (64, 32, 16):
-        if edge == 64 and max(through) > 2:  # 64 bytes to a row, at least
+        if edge == 64 and max(through) > 2:  # 32 such elements already have more than 64 bytes
             continue
         width, height = (fixed, fixed) if fixed else (_side(sizes[0], edge), _side(sizes[along], edge))
         if width < edge:
@@ -202,7 +215,7 @@ def _side(size: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class ReductionGeometry:
-    """What a reduction keeps (operands: outputs, then inputs) and what it reduces (operands: inputs)."""
+    """The kept dimensions (operands: outputs, then inputs) and the reduced dimensions (operands: inputs)."""
 
     kept: Geometry
     reduced: Geometry
@@ -215,17 +228,20 @@ class ReductionGeometry:
 def reduction_geometry(
     sizes: Sequence[int], dims: Sequence[int], outputs: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]]
 ) -> ReductionGeometry:
-    """The geometry of a reduction of an input's `sizes` over `dims`.
+    """The geometry of a reduction of inputs of shape `sizes` over `dims`.
+
+    Positions in the reduced dimensions are counted row by row, whatever the order of `dims`, as in PyTorch's argmax.
 
     Args:
         outputs: strides of each output, one for each dimension that is kept.
         inputs: strides of each input, one for each of sizes.
 
-    Positions in the reduced dimensions count in the order of dims' numbers, as PyTorch's argmax does.
+    Raises:
+        IndexError: a dimension is out of range.
     """
     for dim in dims:
         if not -len(sizes) <= dim < len(sizes):
-            raise IndexError(f"dimension {dim} of {len(sizes)}")
+            raise IndexError(f"dimension {dim} is out of range for {len(sizes)} dimensions")
     reduced_dims = sorted({dim % len(sizes) for dim in dims})
     kept_dims = [dim for dim in range(len(sizes)) if dim not in reduced_dims]
     kept_inputs = [[strides[dim] for dim in kept_dims] for strides in inputs]
@@ -242,8 +258,10 @@ def reduction_geometry(
 
 
 def is_wide(*reached: int) -> bool:
-    """Whether one of the numbers takes more than 32 bits. Each is asked by itself: a dynamic-shape plan holds for calls
-    in which the answers are the same, and need not know which number is the greatest.
+    """Whether one of the numbers exceeds 2³¹ − 1, so that indices need 64 bits.
+
+    Each number is compared separately. A dynamic-shape plan has a guard for the result of each comparison; taking the
+    maximum first would need guards for which number is the greatest.
     """
     return any(number > NARROW_LIMIT for number in reached)
 
@@ -255,14 +273,14 @@ def _furthest(sizes: Sequence[int], strides: Sequence[int]) -> int:
 def _collapse(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], *, keep_order: bool = False
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Drops dimensions of size 1, orders the rest by stride, and merges neighbours that every operand steps through.
+    """Drops dimensions of size 1, sorts the rest by stride, and merges those that every operand traverses as one.
 
-    What comes back begins with the innermost dimension.
+    The returned sizes and strides begin with the innermost dimension.
     """
     dimensions = [(size, steps) for size, *steps in zip(sizes, *strides, strict=True) if size != 1]
     dimensions.reverse()
     if not keep_order:
-        dimensions.sort(key=lambda dimension: dimension[1])  # the outputs decide
+        dimensions.sort(key=lambda dimension: dimension[1])  # by the strides of the outputs, which come first
     merged: list[tuple[int, list[int]]] = []
     for size, steps in dimensions:
         if merged and all(step == inner * merged[-1][0] for step, inner in zip(steps, merged[-1][1], strict=True)):

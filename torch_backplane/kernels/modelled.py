@@ -1,9 +1,9 @@
-"""Targets as files: devices that are not here, for text and plans as they would have them.
+"""Target files: descriptions of devices that are not present, to generate their kernels and plans.
 
-A file is JSON: `name`; `figures`, all of a `Target`, dtypes by their names; and what a roofline is made of,
-`bytes_per_second` of memory and `operations_per_second` of float32. What else it has is for people: those that ship
-with Backplane (`targets/`) say in `sources` where a figure was read, and in `assumed` which ones were not, and why they
-are so.
+A target file is JSON with `name`; `figures`, all fields of a `Target`, with dtypes by name; and the parameters of a
+roofline, `bytes_per_second` of memory and `operations_per_second` of float32. Other keys are for readers: in the files
+that ship with Backplane (`targets/`), `sources` says where figures were found, and `assumed` gives the reason for
+figures that have no source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHIPPED = {path.stem: path for path in sorted((Path(__file__).parent / "targets"
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """A device that a file describes."""
+    """A device that a target file describes."""
 
     name: str
     target: Target
@@ -31,19 +31,20 @@ class Modelled:
 
 
 def read_target(which: str | Path) -> Modelled:
-    """The device of a file, or of one that ships with Backplane, by its name.
+    """Reads a target file, given by its path or, if it ships with Backplane, by its name.
 
     Raises:
-        ValueError: the file is none, or a figure is missing, absurd or unknown. The message names file and figure.
+        ValueError: the file cannot be read or is not valid JSON, or a figure is missing, invalid or unknown. The
+            message names the file and the figure.
     """
     path = SHIPPED.get(str(which), Path(which))
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = f"those that ship are {', '.join(SHIPPED)}"
+        known = f"the targets that ship with Backplane are {', '.join(SHIPPED)}"
         raise ValueError(f"the target {which} cannot be read: {error.strerror}; {known}") from error
     except ValueError as error:
-        raise ValueError(f"the target {path} is no JSON: {error}") from error
+        raise ValueError(f"the target {path} is not valid JSON: {error}") from error
     try:
         return _modelled(said)
     except ValueError as error:
@@ -52,7 +53,7 @@ def read_target(which: str | Path) -> Modelled:
 
 def _modelled(said: Any) -> Modelled:
     if not isinstance(said, dict) or not isinstance(said.get("figures"), dict):
-        raise ValueError("it has to be an object with an object «figures»")
+        raise ValueError("it must be an object that contains an object 'figures'")
     name, figures = said.get("name"), said["figures"]
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name is {name!r}, and must be a string that is not empty")
@@ -60,7 +61,7 @@ def _modelled(said: Any) -> Modelled:
     if missing := [one for one in known if one not in figures]:
         raise ValueError(f"figures lacks {', '.join(missing)}")
     if unknown := [one for one in figures if one not in known]:
-        raise ValueError(f"figures has {', '.join(unknown)}, which a Target has not")
+        raise ValueError(f"figures contains {', '.join(unknown)}, which Target does not have")
     for one in ("bytes_per_second", "operations_per_second"):
         value = said.get(one)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -81,5 +82,5 @@ def _atomics(said: Any) -> Any:
 def _dtype(name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"atomics names {name!r}, which is no dtype")
+        raise ValueError(f"atomics contains {name!r}, which is not a dtype")
     return found

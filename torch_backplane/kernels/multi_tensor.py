@@ -1,6 +1,6 @@
-"""One launch for many tensors: the same formula on each of several slots, every slot with tensors of its own.
+"""Kernels that apply one formula to many tensors in a single launch: each of several slots has its own tensors.
 
-Optimizers step over hundreds of small tensors; a launch for each would cost more than the arithmetic.
+Optimizers update hundreds of small tensors; a launch for each would cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.parameters import declarations, pointers
 from torch_backplane.kernels.templates.spelling import macros
 
-_RUN, _BLOCK = 1024, 64  # elements of a work item that is a thread, and of those that it reads before it writes any
+_RUN, _BLOCK = 1024, 64  # elements of a work item that is a thread; elements that it reads before it writes any
 
 
 def slots_within(
@@ -29,7 +29,7 @@ def slots_within(
     singles: Sequence[torch.dtype] = (),
     scalars: Sequence[torch.dtype] = (),
 ) -> int:
-    """How many slots a launch can have, `most` at most, by what the target takes as arguments; at least 1."""
+    """The number of slots, at most `most`, whose arguments fit the target's limit on argument bytes; at least 1."""
     tensors = len(inputs) + len(outputs) + len(singles)
     each = tensors * dialect.buffer_bytes + sum(dtype.itemsize for dtype in (*scalars, torch.uint32))
     return max(1, min(most, dialect.target.max_argument_bytes // each))
@@ -47,20 +47,23 @@ def multi_tensor(
     singles: Sequence[torch.dtype] = (),
     scalars: Sequence[torch.dtype] = (),
 ) -> Kernel:
-    """A kernel that computes `formula` for every element of each slot's tensors, which are contiguous.
+    """Returns a kernel that computes `formula` for every element of each slot's tensors, which are contiguous.
+
+    The parameters are the outputs of all slots, slot by slot; then the inputs and singles of all slots in the same
+    order; then the scalars of all slots; then the number of elements (uint32) of each slot. A slot with 0 elements is
+    skipped. A group belongs to one slot, so the launch needs the sum of the whole groups that each slot needs. A work
+    item computes `Kernel.width` neighbouring elements.
 
     Args:
         formula: takes a traced value for each input, then each single, then each scalar; returns one for each output.
-        slots: how many sets of tensors one launch takes (`slots_within`).
-        inputs, outputs: dtypes of a slot's tensors, all of one size. An output may be an input's memory.
-        singles: dtypes of a slot's tensors of one element, which all of its elements see.
-        compute: what the formula sees inputs as; singles are seen as they are.
+        slots: number of sets of tensors in one launch (see `slots_within`).
+        inputs, outputs: dtypes of a slot's tensors, which have the same size. An output can share an input's memory.
+        singles: dtypes of a slot's tensors of one element, whose value every element of the slot uses.
+        compute: dtype to which inputs are converted for the formula. Singles are not converted to it.
         scalars: dtypes of a slot's numbers.
 
-    The parameters are the outputs of all slots, slot by slot, then the inputs and singles of all slots in the same way,
-    then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. A group
-    is of one slot: the launch takes as many whole groups as each slot needs, in sum. A work item has `Kernel.width`
-    neighbouring elements.
+    Raises:
+        TypeError: the formula returns a wrong number of results.
     """
     entry = entry_point(name)
     seen = [*([compute] * len(inputs)), *map(value_dtype, singles), *map(value_dtype, scalars)]
@@ -88,8 +91,9 @@ def multi_tensor(
     index = dialect.type(torch.uint32)
 
     def chosen(name: str, each: int, first: int) -> str:
-        """Which of a name's numbers is the group's slot's: `first` plus `each` for every slot before. Slots are chosen
-        among and not branched to, so that vectors can be made.
+        """The parameter `name` of the group's slot, whose number is `first` plus `each` times the slot.
+
+        It is selected without branches, so that compilers can vectorize.
         """
         *others, last = [f"{name}{first + slot * each}" for slot in range(slots)]
         return "".join(f"slot == {slot} ? {one} : " for slot, one in enumerate(others)) + last
@@ -130,7 +134,7 @@ def multi_tensor(
 def _element(
     dialect: Dialect, inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], numbers: Sequence[str]
 ) -> list[str]:
-    """The element at `first`."""
+    """Statements that compute the element at `first`."""
     passed = [f"this_in{i}[first]" for i in range(len(inputs))]
     results = [f"&r{i}" for i in range(len(outputs))]
     return [
@@ -143,8 +147,10 @@ def _element(
 def _run(
     dialect: Dialect, inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], numbers: Sequence[str]
 ) -> list[str]:
-    """Those from `first` on, by blocks in memory of the work item's own, which no pointer reaches: of loops over it
-    compilers make vectors, and not where so many tensors may overlap.
+    """Statements that compute a run of elements from `first` on, in blocks that are copied to private arrays.
+
+    Private arrays cannot alias, so compilers vectorize loops over them. They do not vectorize loops over many tensors
+    that can overlap.
     """
     index = dialect.type(torch.uint32)
     loop = f"for ({index} i = 0; i < here; ++i)"

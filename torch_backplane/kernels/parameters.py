@@ -1,4 +1,4 @@
-"""Kernel parameters as text: their names, their declarations, and the index arithmetic over sizes and strides."""
+"""The text of kernel parameters: names, declarations, and index arithmetic over sizes and strides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch_backplane.kernels.kernel import Parameter
 
 
 def parameter_name(parameter: Parameter) -> str:
-    """How the text calls it."""
+    """The name of `parameter` in the text."""
     return {
         "output": f"out{parameter.operand}",
         "input": f"in{parameter.operand}",
@@ -35,7 +35,7 @@ def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]
 
 
 def pointers(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
-    """Statements that make a pointer of each tensor's parameters."""
+    """Statements that declare a pointer for each tensor."""
     return [
         line
         for parameter in parameters
@@ -51,12 +51,12 @@ def advance(
     places: Mapping[str, str],
     first: int = 0,
 ) -> list[str]:
-    """Statements that add to offsets what the linear `index` means in `rank` dimensions, the innermost first.
+    """Statements that split a linear index into positions in `rank` dimensions and add their offsets to `places`.
 
     Args:
-        index: a variable's name; also begins the names of the variables that this declares.
-        places: name of each offset, and of its strides without the dimension's number.
-        first: the dimension that `index` counts through fastest.
+        index: name of the variable that holds the linear index; also a prefix of the variables that this declares.
+        places: maps the name of each offset to the name of its strides without the dimension number.
+        first: the innermost dimension that the index counts; earlier dimensions are skipped.
     """
     lines = [f"{index_type} {index}_rest = {index};"] if rank > first else []
     for dimension in range(first, rank):

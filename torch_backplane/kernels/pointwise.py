@@ -1,4 +1,4 @@
-"""Whole kernels from scalar formulas: one result for each element of broadcast operands."""
+"""Pointwise kernels from scalar formulas: one result for each element of broadcast operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_backplane.kernels.layouts import Layout, tile_pitch
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 from torch_backplane.kernels.templates.spelling import macros
 
-_Place = Callable[[str], str]  # of a tensor's name: where its element is
+_Place = Callable[[str], str]  # maps a tensor's name to the index of its element
 
 
 def pointwise(
@@ -31,20 +31,23 @@ def pointwise(
     compute: torch.dtype | Sequence[torch.dtype] | None = None,
     scalars: Sequence[torch.dtype] = (),
 ) -> Kernel:
-    """A kernel that computes `formula` for every element.
+    """Returns a kernel that computes `formula` for every element.
 
     Args:
         name: a C identifier, which the entry point's name ends with.
-        formula: takes a traced value for each input, then for each scalar; returns one for each output. Or what
-            `pointwise_program` made of it.
+        formula: takes a traced value for each input, then for each scalar; returns one for each output. Or the program
+            that `pointwise_program` returns for it.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
         layout: from `layouts.geometry`, whose operands are the outputs, the inputs, and the program's indices, with
             `index_strides`.
-        compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
-            float32 for float16 and bfloat16. Other inputs than of these are rounded to them if they are named here.
-        scalars: dtypes of numbers passed as arguments: another number is the same kernel.
+        compute: dtype in which the formula sees the inputs, one for all or a list with one for each. By default it is
+            the input's own, and float32 for float16 and bfloat16. In a list, float16 or bfloat16 means that an input of
+            another dtype is rounded to it.
+        scalars: dtypes of numbers that are kernel arguments, so that other values need no other kernel.
 
-    Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
+    Raises:
+        TypeError: the dialect's device lacks a dtype, or the formula returns a wrong number of results.
+        ValueError: there are no outputs, or `compute` has a wrong number of dtypes.
     """
     entry = entry_point(name)
     program = formula if isinstance(formula, Program) else pointwise_program(formula, inputs, outputs, compute, scalars)
@@ -74,7 +77,7 @@ def pointwise_program(
     compute: torch.dtype | Sequence[torch.dtype] | None = None,
     scalars: Sequence[torch.dtype] = (),
 ) -> Program:
-    """The formula, traced as `pointwise` describes."""
+    """Traces the formula of a pointwise kernel; arguments as for `pointwise`."""
     program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
     if len(program.results) != len(outputs):
         raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
@@ -82,8 +85,10 @@ def pointwise_program(
 
 
 def index_strides(dim: int | None, sizes: Sequence[int]) -> list[int]:
-    """The strides with which positions along `dim` of `sizes` are gone through, as if they were in memory. IndexError
-    where there is no such dimension.
+    """The strides of an index operand: positions along `dim` of `sizes`, as if they were offsets in memory.
+
+    Raises:
+        IndexError: there is no such dimension.
     """
     if dim is None:
         return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
@@ -105,14 +110,14 @@ def _seen_as(
 
 
 def _number_dtype(outputs: Sequence[torch.dtype]) -> torch.dtype:
-    """Of a formula that returns a plain number, as fill's does."""
+    """The dtype of plain numbers that a formula returns, such as fill's."""
     if not outputs:
         raise ValueError("a kernel needs at least one output")
     return value_dtype(outputs[0])
 
 
 class Writer:
-    """The kernel around `element`: which elements a work item computes, and where they are."""
+    """Writes the kernel around `element`: which elements a work item computes, and their indices in memory."""
 
     def __init__(
         self,
@@ -127,7 +132,7 @@ class Writer:
         self.inputs = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
         self.outputs = [(f"out{i}", dtype) for i, dtype in enumerate(outputs)]
         self.scalars = [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
-        self.indices = [f"index{i}" for i in range(indices)]  # operands without memory: where they are is what they are
+        self.indices = [f"index{i}" for i in range(indices)]  # operands without memory: the offset is the value
         self.index = dialect.index_type(layout.wide)
         self.tile_group: int | None = None
         self.local_bytes = 0
@@ -145,14 +150,14 @@ class Writer:
         rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs) + len(self.indices)
         count: Role = "tiles" if self.layout.tile else "rows" if self.layout.rows else "count"
         parameters.append(Parameter(count, index_dtype))
-        # The outermost index is what remains, so its size is not needed, unless it is the length of a row or a tile's.
+        # The outermost index is the last quotient, so its size is needed only as the length of a row or for tiles.
         sizes = rank if self.layout.tile else max(rank - 1, 1) if self.layout.rows else rank - 1
         parameters += [Parameter("size", index_dtype, dimension=dimension) for dimension in range(sizes)]
         parameters += [
             Parameter("stride", index_dtype, operand, dimension)
             for operand in range(operands)
             for dimension in range(rank)
-            if dimension or not self.layout.inner or self.layout.inner[operand] >= 2  # others are in the text
+            if dimension or not self.layout.inner or self.layout.inner[operand] >= 2  # 0 and 1 are in the text
         ]
         body = pointers(self.dialect, parameters)
         if self.layout.rows:
@@ -209,11 +214,12 @@ class Writer:
         }
         strides = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
         return [
-            # 64 bits wide, which cannot wrap: so a compiler sees that neighbouring items read neighbouring elements.
+            # 64 bits cannot wrap, so a compiler sees that neighbouring items access neighbouring elements.
             f"  const {self.dialect.index_type(True)} item = {self.dialect.global_index(True)};",
             f"  const {self.index} row = {self.dialect.global_row(self.layout.wide)};",
             *(f"  {self.index} {place} = 0;" for place in strides),
-            # Before the test: a compiler may move a division out of a loop over items only where every item has it.
+            # Before the bounds check, because a compiler hoists divisions out of its loop over work items only if all
+            # items execute them.
             *advance(self.index, "row", self.layout.rank, strides, first=1),
             *(f"  {name} += {name}_at;" for name in in_memory),
             f"  if ({self.dialect.beyond(('item', 'size0'), ('row', 'rows'))}) return;",
@@ -221,8 +227,10 @@ class Writer:
         ]
 
     def _in_tiles(self) -> list[str]:
-        """A group's tile: inputs whose neighbours along y are neighbours in memory are read in this order, into local
-        memory; all else goes along x.
+        """Statements for a group's tile.
+
+        Inputs whose neighbours along y are neighbours in memory are first read in that order, into local memory. All
+        other accesses go along x.
         """
         assert self.layout.tile
         along, width, height = self.layout.tile
@@ -239,7 +247,8 @@ class Writer:
         lines += self.tile_start()
         assert self.tile_group is not None
         rounds, left = divmod(width * height, self.tile_group)
-        # Counted alike in all items: in a loop from ITEM on, PoCL 3.1 has a wrong x where it is the same in all steps.
+        # The counter is the same in all items: with a loop that starts at ITEM, PoCL 3.1 computes a wrong x where x is
+        # the same in all steps.
         loop = [
             f"for ({index} step = 0; step < {rounds + (left > 0)}; ++step) {{",
             f"  const {index} i = step * {self.tile_group} + ITEM;",
@@ -268,25 +277,26 @@ class Writer:
         return ["  " + line for line in lines]
 
     def names(self) -> list[str]:
+        """The names of all operands, in the order of the geometry."""
         return [*(name for name, _ in (*self.outputs, *self.inputs)), *self.indices]
 
     def staged(self) -> list[str]:
-        """Those that a tile is read of first."""
+        """The inputs that are first read along the tile's other dimension."""
         return [name for name, step in zip(self.names(), self.layout.inner, strict=True) if step == 3]
 
     def in_tile(self, name: str, x: str = "x", y: str = "y") -> str:
-        """Where an element of the tile is, which begins at NAME_at."""
+        """The index of an element of the tile, which begins at NAME_at."""
         assert self.layout.tile
         operand = self.names().index(name)
         return f"{name}_at{self.step(operand, x)} + {y} * stride{operand}_{self.layout.tile[0]}"
 
     def step(self, operand: int, x: str) -> str:
-        """What is added to a place for `x` elements along the innermost dimension."""
+        """The text that advances an index by `x` elements along the innermost dimension."""
         step = self.layout.inner[operand]
         return "" if step == 0 else f" + {x}" if step == 1 else f" + {x} * stride{operand}_0"
 
     def tile_start(self) -> list[str]:
-        """Statements that declare tile_x and tile_y, and for each operand where the tile begins, NAME_at."""
+        """Statements that declare tile_x, tile_y, and for each operand NAME_at, the index where the tile begins."""
         assert self.layout.tile
         along, width, height = self.layout.tile
         index, names = self.index, self.names()
@@ -309,7 +319,7 @@ class Writer:
         return lines
 
     def one_element(self, at: _Place, indent: str, staged: Sequence[str] = ()) -> list[str]:
-        # OpenCL C's `element` writes to private memory only, hence the variables.
+        # In OpenCL C, `element` can write only to private memory, so results are written to variables first.
         inputs = {name: f"{name}_tile" if name in staged else name for name, _ in self.inputs}
         call = self._call(lambda name: f"{inputs[name]}[{at(name)}]" if name in inputs else f"{name}_value", at)
         return [

@@ -1,4 +1,4 @@
-"""What a reduction is: formulas from elements to a state, from two states to one, and from a state to results."""
+"""Definitions of reductions: formulas from elements to a state, from two states to one, and from a state to results."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Expression, Formula, Number, Program, constant, trace
 
-# A work item reduces this many elements to a block, as many blocks to a part, and the parts: rounding errors grow with
-# the longest chain of combinations.
+# A work item reduces this many elements to a block, this many blocks to a part, and then the parts, because rounding
+# errors grow with the longest chain of combinations.
 BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How elements become results, by way of a state of one or more numbers.
+    """A reduction of elements to results through a state of one or more numbers.
 
     Args:
         state: dtypes of the state.
-        identity: the state of no elements; combining with it changes nothing.
+        identity: the state of zero elements; combining with it changes nothing.
         start: takes an element of each input, its position (int64) in the reduced dimensions, and the numbers of
             `scalars`; returns a state.
-        combine: takes two states, all numbers of the one and then of the other; returns one. Associative, and
-            commutative: the order in which states meet is not that of the elements.
+        combine: takes two states, all numbers of the first and then of the second; returns one. It must be associative
+            and commutative, because states are not combined in the order of the elements.
         finish: takes a state, the number of elements (int64), and the numbers of `scalars`; returns a value for each
             output.
-        add: as `combine`, of two states which have no more than BLOCK elements for a lane: what is rounded off may be
-            lost. Without it, `combine` does.
-        scalars: dtypes of numbers that are arguments of the kernel: another number is the same kernel.
+        add: a cheaper `combine` that can drop rounding errors, for states of at most BLOCK elements per lane; `combine`
+            by default.
+        scalars: dtypes of numbers that are kernel arguments, so that other values need no other kernel.
+
+    Raises:
+        ValueError: `identity` and `state` have different lengths.
+        TypeError, OverflowError: a dtype of the state cannot hold its identity.
     """
 
     state: Sequence[torch.dtype]
@@ -47,7 +51,7 @@ class Reduction:
         if not self.state or len(self.state) != len(self.identity):
             raise ValueError(f"{len(self.identity)} numbers of identity for {len(self.state)} dtypes of state")
         for number, dtype in zip(self.identity, self.state, strict=True):
-            constant(number, dtype)  # raises where it is none of this dtype
+            constant(number, dtype)  # raises if the dtype cannot hold the number
 
 
 class Programs(NamedTuple):
@@ -65,8 +69,10 @@ def programs(
     outputs: Sequence[torch.dtype] | None,
     compute: torch.dtype | None = None,
 ) -> Programs:
-    """Without `outputs`, what finishes is left out. Raises TypeError where a formula does not take these dtypes, or
-    returns another number of values.
+    """Traces the formulas of `definition`; `finish` only if there are `outputs`.
+
+    Raises:
+        TypeError: a formula does not accept these dtypes, or returns a wrong number of values.
     """
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     seen_as = [compute or value_dtype(dtype) for dtype in inputs]
@@ -85,10 +91,11 @@ def summation(
     finish: Callable[..., Any] = lambda total, count, *scalars: total,
     scalars: Sequence[torch.dtype] = (),
 ) -> Reduction:
-    """The reduction to the sum of what `start` makes of elements; `finish` and `scalars` as in `Reduction`.
+    """The reduction to the sum of the values that `start` returns; `finish` and `scalars` as in `Reduction`.
 
-    Beside a sum of blocks stands what its additions have lost: Knuth's two-sum says what each one does, exactly. So the
-    error is that of a few additions, however many there are. Of integers nothing is lost.
+    For floating-point and complex dtypes the state holds a second number: the accumulated rounding errors of the
+    additions of blocks, which Knuth's two-sum computes exactly. The error of the result is then that of a few
+    additions, for any number of elements.
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         return Reduction([dtype], [0], start, lambda a, b: a + b, finish, scalars=scalars)
@@ -116,7 +123,7 @@ def summations(
     finish: Formula,
     scalars: Sequence[torch.dtype] = (),
 ) -> Reduction:
-    """The reduction to `count` sums of a real dtype, of what `start` makes of elements, each as in `summation`."""
+    """The reduction to `count` sums of a real dtype, one for each value that `start` returns; see `summation`."""
 
     def combine(*states: Expression) -> tuple[Expression, ...]:
         a, b = states[: 2 * count], states[2 * count :]
@@ -139,14 +146,14 @@ def summations(
 
 
 def two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
-    """The sum of a and b, and what it lacks; NaN where the sum is infinite."""
+    """a + b rounded, and its rounding error (Knuth). The error is NaN if the sum is infinite."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def whole(total: Expression, lost: Expression) -> Expression:
-    """A sum with what it has lost."""
+    """The sum `total` plus its rounding error `lost`, which is ignored if it is NaN."""
     if total.is_complex:
         return f.complex(whole(total.real, lost.real), whole(total.imag, lost.imag))
     return f.where(f.isnan(lost), total, total + lost)

@@ -1,4 +1,4 @@
-"""PyTorch's functions on traced values: `torch.exp(a)` in a formula is `functions.exp(a)`."""
+"""PyTorch's functions on traced values: in a formula, `torch.exp(a)` calls `functions.exp(a)`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch_backplane.kernels.expression import Expression, apply, registered
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """What `function`, one of PyTorch's, is of traced values; TypeError where formulas do not have it."""
+    """Calls the equivalent of PyTorch's `function` on traced values. Raises TypeError if there is none."""
     name = getattr(function, "__name__", str(function))
     found = _OTHERWISE.get(name)
     if found is None:
         for module in (functions, special):
             found = found or getattr(module, name.removeprefix("special_"), None)
     if found is None:
-        raise TypeError(f"formulas have no torch.{name}; torch_backplane.kernels.functions lists what they have")
+        raise TypeError(f"formulas do not support torch.{name}; see torch_backplane.kernels.functions")
     return found(*arguments, **named)
 
 
@@ -38,7 +38,7 @@ def _operation(name: str) -> Callable[..., Expression]:
     return lambda *operands: apply(name, *operands)
 
 
-# Where the name is not one of functions', or what it takes differs.
+# Functions whose name or arguments differ from those in functions.py.
 _OTHERWISE: dict[str, Callable[..., Expression]] = {
     "abs": functions.absolute,
     "pow": functions.power,

@@ -1,1 +1,1 @@
-"""Forms of kernels that only processors run: a work group is one thread, and its compiler makes vectors."""
+"""Forms of kernels for CPUs, where a work group is one thread and the compiler vectorizes."""

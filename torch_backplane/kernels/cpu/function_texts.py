@@ -1,16 +1,16 @@
-"""The texts of functions.py: OpenCL C, which knows FUNCTION (how a function begins) and POLYNOMIAL.
+"""The texts of functions.py: OpenCL C with FUNCTION (the qualifiers of a function) and POLYNOMIAL.
 
-Most compute in float64 and round once: the result is nearly always the nearest float32, and few steps and few
-coefficients do. Those without another source were fitted to the function at Chebyshev's points, to the relative error
-that a comment says.
+Most compute in float64 and round once. The result is then nearly always the nearest float32, and few steps and few
+coefficients suffice. Coefficients without a source were fitted to the function at Chebyshev's points; comments give
+the relative error.
 
-What ?: chooses from has been computed before: of arms that are expressions, compilers make branches.
+The operands of ?: are computed beforehand, because compilers turn operands that are expressions into branches.
 """
 
 from __future__ import annotations
 
-# On [-4, 4], beyond which erf is 1 or -1: an odd polynomial, relative error 4e-9. (Of two polynomials
-# and their ratio LLVM makes pairs in each item where memory has float16 or bfloat16, and then no vectors of items.)
+# An odd polynomial on [-4, 4], beyond which erf is 1 or -1; relative error 4e-9. (With a ratio of two polynomials, LLVM
+# pairs the two within an item if memory holds float16 or bfloat16, and then does not vectorize over items.)
 _ERF = """
 FUNCTION float cpu_erf(const float x) {
   const double c = x > 4.0f ? 4.0 : x < -4.0f ? -4.0 : (double)x, s = c * c;
@@ -41,8 +41,8 @@ FUNCTION float cpu_log(const float x) {
 }
 """
 
-# Moshier's Cephes (expf.c: method and coefficients): 2^n e^r with |r| <= log(2) / 2. The power is taken in two steps,
-# for results below the smallest normal number. Adding and subtracting 1.5 * 2^23 rounds to an integer.
+# Moshier's Cephes (expf.c: method and coefficients): 2^n e^r with |r| <= log(2) / 2. 2^n is split into two factors, for
+# results below the smallest normal number. Adding and subtracting 1.5 * 2^23 rounds to an integer.
 _EXP = """
 FUNCTION float cpu_exp(const float x) {
   const float c = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;
@@ -58,7 +58,7 @@ FUNCTION float cpu_exp(const float x) {
 }
 """
 
-# Halves to even: at 2^23, floats are integers.
+# Rounds halves to even. Floats from 2^23 on are integers.
 _RINT = """
 FUNCTION float cpu_rint(const float x) {
   const float a = fabs(x);
@@ -85,9 +85,9 @@ _TRUNC = """
 FUNCTION float cpu_trunc(const float x) { return copysign(cpu_floor(fabs(x)), x); }
 """
 
-# Payne and Hanek's reduction of x >= 0: x 2/π modulo 4 by products, each of them exact, with those pieces of 28 bits of
-# 2/π that matter, from `first` on. The last one has 53 bits: no float32 is nearer than 2^-30 to a multiple of π/2.
-# Adding 1.5 * 2^52 rounds to an integer, the low bits of the sum. Below π/4, x itself is the rest.
+# Payne and Hanek's reduction for x >= 0: x 2/π modulo 4, by exact products with the pieces of 28 bits of 2/π that
+# matter, from `first` on. The last piece has 53 bits; this suffices because no float32 is nearer than 2^-30 to a
+# multiple of π/2. Adding 1.5 * 2^52 rounds to an integer, in the low bits of the sum. Below π/4, the rest is x itself.
 _QUADRANT = """
 FUNCTION double cpu_quadrant(const float x, uint* const quadrant) {
   const bool low = x < 0x1p53f, middle = x < 0x1p81f, high = x < 0x1p109f;
@@ -106,7 +106,7 @@ FUNCTION double cpu_quadrant(const float x, uint* const quadrant) {
 }
 """
 
-# Of |r| <= π/4, relative errors 3e-9 and 5e-11.
+# For |r| <= π/4; relative errors 3e-9 and 5e-11.
 _SINE = """
 FUNCTION double cpu_sine(const double r) {
   const double s = r * r;
@@ -157,8 +157,8 @@ FUNCTION float cpu_tan(const float x) {
 }
 """
 
-# 2^x of |x| < 1000 is `power` + `power` times what this returns; relative error of that 2e-10. Adding 1.5 * 2^52 rounds
-# to an integer, the low bits of the sum.
+# For |x| < 1000, 2^x is `power` + `power` times the returned value, whose relative error is 2e-10. Adding 1.5 * 2^52
+# rounds to an integer, in the low bits of the sum.
 _EXP2_PARTS = """
 FUNCTION double cpu_exp2_parts(const double x, double* const power) {
   const double sum = x + 6755399441055744.0, r = x - (sum - 6755399441055744.0);
@@ -223,8 +223,8 @@ FUNCTION float cpu_tanh(const float x) {
 }
 """
 
-# log(x) of positive finite numbers, relative error 5e-12: 2 atanh((m - 1) / (m + 1)) + e log(2), where x is 2^e m, with
-# m in [sqrt(1/2), sqrt(2)).
+# log(x) for positive finite x: 2 atanh((m - 1) / (m + 1)) + e log(2), where x = 2^e m with m in [sqrt(1/2), sqrt(2));
+# relative error 5e-12.
 _LOG_DOUBLE = """
 FUNCTION double cpu_log_double(const double x) {
   const ulong bits = as_ulong(x) + (0x3ff0000000000000ul - 0x3fe6a09e667f3bcdul);
@@ -237,7 +237,7 @@ FUNCTION double cpu_log_double(const double x) {
 }
 """
 
-# `result`, where x is positive and finite.
+# `result` if x is positive and finite; otherwise the special value of log(x).
 _LOG_ENDS = """
 FUNCTION float cpu_log_ends(const float x, const float result) {
   return x == 0.0f ? -INFINITY : x < 0.0f ? NAN : x < INFINITY ? result : x;
@@ -256,7 +256,7 @@ FUNCTION float cpu_log10(const float x) {
 }
 """
 
-# Below 2^-12, x has bits that 1 + x has not.
+# For |x| < 2^-12, 1 + x can lose bits of x.
 _LOG1P = """
 FUNCTION float cpu_log1p(const float x) {
   const double d = (double)x, near = d - d * d * (0.5 - d * 0.3333333333333333);
@@ -294,7 +294,7 @@ FUNCTION float cpu_atanh(const float x) {
 }
 """
 
-# The angle of (x, y), neither of them negative, from 0 to π/2; relative error 7e-11.
+# The angle of (x, y), both non-negative, from 0 to π/2; relative error 7e-11.
 _ANGLE = """
 FUNCTION double cpu_angle(const double y, const double x) {
   const bool steep = y > x;
@@ -333,7 +333,7 @@ FUNCTION float cpu_acos(const float x) {
 }
 """
 
-# In float64, squares neither overflow nor vanish.
+# In float64, the squares neither overflow nor underflow.
 _HYPOT = """
 FUNCTION float cpu_hypot(const float x, const float y) {
   const float result = (float)sqrt((double)x * x + (double)y * y);
@@ -358,8 +358,8 @@ FUNCTION float cpu_pow(const float x, const float y) {
 }
 """
 
-# (1 + 2a) exp(a²) erfc(a) as a polynomial of (a - 3) / (a + 3), as Shepherd and Laframboise do it (Chebyshev
-# approximation of (1 + 2x) exp(x²) erfc x, 1981), to a = 10.2, beyond which erfc is zero; relative error 8e-10.
+# (1 + 2a) exp(a²) erfc(a) as a polynomial of (a - 3) / (a + 3), after Shepherd and Laframboise (Chebyshev
+# approximation of (1 + 2x) exp(x²) erfc x, 1981), up to a = 10.2, beyond which erfc is zero; relative error 8e-10.
 _ERFC = """
 FUNCTION float cpu_erfc(const float x) {
   const double c = (double)fabs(x), a = c > 10.2 ? 10.2 : c, t = (a - 3.0) / (a + 3.0);
@@ -372,8 +372,8 @@ FUNCTION float cpu_erfc(const float x) {
 }
 """
 
-# |x| modulo |y| 2^252, modulo |y| 2^224 and so on to |y|: each time, the quotient is at most 2^28, its product with |y|
-# is exact, and so is what is left. Adding 1.5 * 2^52 rounds the quotient to an integer; a rest below 0 gets |y| more.
+# |x| modulo |y| 2^252, modulo |y| 2^224 and so on down to |y|. Each quotient is at most 2^28, so its product with |y|
+# is exact, and so is the rest. Adding 1.5 * 2^52 rounds the quotient to an integer; |y| is added to a negative rest.
 _FMOD = (
     """
 FUNCTION float cpu_fmod(const float x, const float y) {
@@ -395,7 +395,7 @@ FUNCTION float cpu_fmod(const float x, const float y) {
 """
 )
 
-# In an order in which each is declared before it is used.
+# Each function is defined before its first use.
 TEXTS = (
     *(_ERF, _LOG, _EXP),
     *(_RINT, _FLOOR, _CEIL, _TRUNC),

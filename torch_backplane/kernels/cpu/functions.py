@@ -1,7 +1,7 @@
-"""Functions of float32 for OpenCL devices that are CPUs, in text without branches.
+"""Branchless float32 functions for OpenCL devices that are CPUs.
 
-A compiler for a CPU makes vectors of neighbouring work items, as long as all it meets is arithmetic. The libraries of
-CPU implementations have them with branches or tables, one element at a time: 5 to 50 times slower.
+CPU compilers vectorize over neighbouring work items if the code is pure arithmetic. The libraries of CPU
+implementations use branches or tables and process one element at a time, which is 5 to 50 times slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = re.compile(r"\bcpu_(\w+)\(")
 
 
 def _horner(call: re.Match[str]) -> str:
-    """POLYNOMIAL(x, …, c1, c0), coefficients with the highest power first, as multiplications and additions."""
+    """Expands POLYNOMIAL(x, …, c1, c0), with the coefficient of the highest power first, by Horner's rule."""
     x, *coefficients = (word.strip() for word in call[1].split(","))
     text = coefficients[0]
     for coefficient in coefficients[1:]:
@@ -28,7 +28,7 @@ _EXPANDED = [re.sub(r"POLYNOMIAL\(([^)]*)\)", _horner, text) for text in TEXTS]
 _BY_NAME = {_NAME.findall(text)[0]: text for text in _EXPANDED}
 _USES = {name: frozenset(_NAME.findall(text)) - {name} for name, text in _BY_NAME.items()}
 
-# The library's functions that are here, as cpu_…
+# Functions of the math library that are defined here as cpu_….
 BRANCHLESS = tuple(name for name in _BY_NAME if name in (*LIBRARY.values(), "fmod"))
 
 
@@ -42,11 +42,11 @@ def _with_what_they_use(names: Iterable[str]) -> set[str]:
 
 
 def needs_float64(name: str) -> bool:
-    """Whether the function `name` of BRANCHLESS computes in float64."""
+    """Whether the function `name` of BRANCHLESS, or a function that it calls, computes in float64."""
     return any("double" in _BY_NAME[one] for one in _with_what_they_use([name]))
 
 
 def definitions(text: str) -> list[str]:
-    """The functions `cpu_…` that kernel text calls, and those that they need, each before it is used."""
+    """The functions `cpu_…` that `text` calls, and those that they call, each before its first use."""
     needed = _with_what_they_use(name for name in _NAME.findall(text) if name in _BY_NAME)
     return [definition for name, definition in _BY_NAME.items() if name in needed]

@@ -1,12 +1,13 @@
-"""float16 in memory, converted by the processor's instructions."""
+"""Conversions between float16 in memory and float32 by CPU instructions."""
 
 from __future__ import annotations
 
 from torch_backplane.kernels.dialects.halves import FLOAT16
 
-# For clang, which OpenCL implementations on CPUs are made of, where the CPU has instructions. The sign goes its
-# own way: else LLVM moves comparisons, negations and absolute values to the 16 bits, which have no vectors. Operands
-# take turns in two spellings: of two that are read alike, LLVM makes a pair in each item, no vectors of items.
+# For clang, which OpenCL implementations for CPUs are based on, where the CPU has F16C. The sign is handled separately:
+# otherwise LLVM moves comparisons, negations and absolute values to the 16-bit values, where it does not vectorize
+# them. Operands alternate between two versions: LLVM pairs two operands that are read the same way within an item, and
+# then does not vectorize over items.
 FLOAT16_BY_INSTRUCTIONS = f"""\
 #ifdef __F16C__
 FUNCTION float float16_to_float(const ushort half_bits) {{

@@ -1,5 +1,6 @@
-"""The first runs of a sort of which few are wanted of many, where a work item is a processor's thread: it goes
-through a chunk of a row, and keeps the least k keys that it has seen.
+"""The first runs of a sort on CPUs, if only the first few elements of long rows are needed.
+
+A work item is a thread. It goes through a chunk of a row and keeps the least k keys.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.sort import LOW, Runs, cut_size, key_function, new_runs
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
-_BLOCK = 16  # elements of which one look tells that none of them is to be kept
-_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # keys that a work item keeps, and of how many
-_KEPT_PART = 8  # where no more than this part of a chunk is wanted
+_BLOCK = 16  # elements that are tested together for keys to keep
+_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # maximum number of keys that a work item keeps; rows have no smaller chunks
+_KEPT_PART = 8  # at most 1 / _KEPT_PART of a chunk is kept
 
 
 def suits_keeping(target: Target, size: int, k: int) -> bool:
-    """Whether the first `k` of rows of `size` are better found by `keep_runs` than by sorting more of them."""
+    """Whether `keep_runs` is faster than sorting for the first `k` elements of rows of `size`."""
     return not target.simt and 0 < k <= _MOST_KEPT and _KEPT_PART * k <= size and size >= _LEAST_CHUNK // 4
 
 
 def kept_runs(target: Target, self: torch.Tensor, k: int) -> tuple[Runs, int]:
-    """What `keep_runs` writes for `self`, and the size of the chunks that it is to go through."""
+    """New runs for `keep_runs` to write for `self`, and the size of the chunks."""
     rows, size = self.shape
     chunks = max(1, min(-(-target.enough_groups // rows), size // max(_LEAST_CHUNK, _KEPT_PART * k)))
     chunk = -(-size // chunks)
@@ -31,7 +32,10 @@ def kept_runs(target: Target, self: torch.Tensor, k: int) -> tuple[Runs, int]:
 
 
 def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, descending: bool) -> Launch:
-    """The least keys of each chunk of the rows of self, sorted: a heap of them, whose greatest gives way to less."""
+    """Writes the least keys of each chunk of self's rows, sorted.
+
+    The keys are kept in a heap. A lesser key replaces the greatest one, which is the root.
+    """
     apart = runs.places is not None
     key_type = "uint64" if apart else "uint"
     key = f"({'~' if descending else ''}key_of(load_self(at + %s)){'' if apart else LOW})"
@@ -47,7 +51,7 @@ def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, desc
   const index_t at = row * size + begin, to = row * runs_size + run * length;
   GLOBAL uint64* heap = keys + to; {places("GLOBAL int* heap_places = places + to;")}
   #define LESS(x, v, y, w) ({less})
-  // Lets (x, v), which was at `root`, go down among the first `n`.
+  // Sifts (x, v) down from `root` in the heap of the first `n` entries.
   #define SINK(root, n, x, v) {{ \
     index_t up = root; \
     for (;;) {{ \
@@ -75,7 +79,7 @@ def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, desc
     }}
     for (index_t j = i; j < min(i + {_BLOCK}, here); ++j) {{
       const {key_type} key = {key % "j"}; const index_t place = begin + j;
-      if (key < most) {{ // of equal keys the first stays
+      if (key < most) {{ // of equal keys, the first is kept
         const uint64 x = {entry}; {places("const int v = (int)place;")} SINK(0, count, x, v)
         most = ({key_type})(heap[0]{"" if apart else " >> 32"});
       }}

@@ -1,5 +1,6 @@
-"""Matrix products by packed tiles: a work item has a tile of results, and copies of b what it needs for one block of
-the depth after the other.
+"""Matrix products by packed tiles on CPUs.
+
+A work item computes a tile of results. For each block of the depth, it first packs the part of b that it needs.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from torch_backplane.kernels.templates.source import split
 from torch_backplane.kernels.templates.spelling import lane_count, turning
 from torch_backplane.kernels.templates.tiles import BLOCK, SHORT, batch_start, store_result, summed
 
-# Rows of a tile, as many as leave enough items, and vectors of columns. Copying b takes as long as some rows, where its
-# rows are apart in memory.
+# _ROWS: candidates for the rows of a tile; the first one that leaves enough work items is used.
+# _VECTORS: vectors of columns in a tile.
+# _COPIED_ROWS: minimum number of rows if b's rows are not contiguous; packing b then takes as long as some rows.
 _ROWS, _VECTORS, _COPIED_ROWS = (64, 32, 16, 8), 2, 32
-_ROWS_AT_ONCE = 8  # whose blocks are in registers
+_ROWS_AT_ONCE = 8  # rows whose sums over a block are in registers together
 
 
 class Packed(NamedTuple):
-    """Of a launch of work items that are groups of their own."""
+    """A launch in which each group is one work item."""
 
     groups: int
     functions: str
@@ -30,7 +32,7 @@ class Packed(NamedTuple):
 
 
 def suits(dialect: Dialect, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product, of matrices of any batch, is computed so."""
+    """Whether this product of matrices or batches of matrices uses packed tiles."""
     lanes, (rows, columns) = lane_count(dialect, summed(out.dtype).value), out.shape[-2:]
     if dialect.target.simt or lanes == 1 or a.shape[-1] < SHORT or columns <= lanes:
         return False
@@ -38,7 +40,7 @@ def suits(dialect: Dialect, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor)
 
 
 def packed(dialect: Dialect, out: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Packed:
-    """out, b, c: as in `matmul`, with two dimensions of batch."""
+    """The launch for `out`; out, b and c are as in `matmul`, with two batch dimensions."""
     kind = summed(out.dtype)
     lanes, (rows, columns) = lane_count(dialect, kind.value), out.shape[-2:]
     column_tiles = math.prod(out.shape[:-2]) * -(-columns // (_VECTORS * lanes))
@@ -51,17 +53,19 @@ def packed(dialect: Dialect, out: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 
 
 def _tile_rows(dialect: Dialect, column_tiles: int, rows: int) -> int:
-    """Of a tile, where there are so many beside each other."""
+    """The number of rows of a tile, if there are `column_tiles` tiles side by side."""
     enough = dialect.target.enough_groups
     return next((one for one in _ROWS if column_tiles * -(-rows // one) >= enough), _ROWS[-1])
 
 
 def _body(tile_rows: int, along: str, in_rows: bool, loses: bool, added: bool) -> str:
-    """
+    """The body of the kernel.
+
     Args:
-        along: "row" or "column", of which neighbours in b are neighbours in memory, if any are.
-        in_rows: so are neighbours in a row of the result, and of what is added to it.
-        loses: sums keep what additions lose.
+        along: "row" or "column" if neighbours in b's rows or columns are neighbours in memory, else "".
+        in_rows: whether neighbours in the rows of the result, and of c, are neighbours in memory.
+        loses: whether sums keep the rounding errors of additions.
+        added: whether c is added.
     """
     rows, vectors = range(_ROWS_AT_ONCE), range(_VECTORS)
     each = [(x, v) for x in rows for v in vectors]
@@ -72,7 +76,7 @@ def _body(tile_rows: int, along: str, in_rows: bool, loses: bool, added: bool) -
         for (int k = 0; k < count; ++k) {number} = (value_t)load_b(at + k * b_row);
       }}"""
     if along == "column":
-        # Squares are turned in registers; what is left of the depth is copied number by number.
+        # Squares are transposed in registers; the rest of the depth is copied element by element.
         copied = f"""int turned = 0;
       for (; turned + LANES <= count; turned += LANES)
         for (int v = 0; v < {_VECTORS}; ++v) {{

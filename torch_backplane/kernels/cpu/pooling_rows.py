@@ -1,6 +1,6 @@
-"""Pooling where a work item is a processor's thread: it has a row of places, or all windows of a plane.
+"""Pooling on CPUs: a work item is a thread and computes a row of places, or all windows of a plane.
 
-As in `templates/pooling.py`, images are (planes, *sizes), contiguous.
+Places are the elements of the pooled result. Images are (planes, *sizes), contiguous, as in `templates/pooling.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.spelling import mixing, vector_load
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
-# Where items are threads: neighbouring places that are computed together, and rows of places of a group.
+# Numbers of neighbouring places that are computed as one vector; rows of places per group.
 _RUNS, _ROWS = (8, 4), 8
 
 
 def max_pool(
     dialect: Dialect, outputs: dict[str, torch.Tensor], image: torch.Tensor, windows: Windows
 ) -> Launch:
-    """A thread has a row of places. Of floating-point numbers, runs of places whose windows are inside of the image are
-    computed as vectors, the last run again with some of the one before; others are computed one by one.
+    """Max pooling with a row of places per work item.
+
+    For floating-point dtypes, runs of places whose windows are inside the image are computed as vectors; the last run
+    overlaps the one before. Other places are computed one by one.
     """
     out = outputs["out"]
     value, last, step = value_dtype(out.dtype), windows.rank - 1, windows.stride[-1]
@@ -35,7 +37,7 @@ def max_pool(
     runs = _RUNS if is_float and dialect.vectors and math.prod(windows.image) <= NARROW_LIMIT else ()
 
     def computed(count: int, at: str) -> str:
-        """Statements for the places from `at` on."""
+        """Statements that compute the `count` places from `at` on."""
         wide = str(count) if count > 1 else ""
         place = f"{number}{wide}" if wide else "index_t"
         elements = _apart(dialect, out.dtype, "plane_at + from", step, count)
@@ -103,8 +105,9 @@ def max_pool(
 
 
 def _apart(dialect: Dialect, dtype: torch.dtype, at: str, step: int, count: int) -> str:
-    """So many elements of the image from `at` on, which lie STEP apart. Neighbours, and every second one, are read as
-    vectors: to gather numbers takes ten times as long.
+    """The text of `count` elements of the image from `at` on, STEP apart.
+
+    With a step of 1 or 2 they are loaded as vectors, because gathering elements takes ten times as long.
     """
     if count == 1 or step > 2 or dtype == torch.float16:
         elements = ", ".join(f"(value_t)load_image({at} + {lane} * STEP)" for lane in range(count))
@@ -112,20 +115,23 @@ def _apart(dialect: Dialect, dtype: torch.dtype, at: str, step: int, count: int)
     first = vector_load(dialect, f"image + {at}", dtype, count)
     if step == 1:
         return first
-    # The second vector ends with the last element that is wanted: what follows may be nobody's memory.
+    # The second vector ends with the last element that is needed, because memory after it can be out of bounds.
     second = vector_load(dialect, f"image + {at} + {count - 1}", dtype, count)
     half = count // 2
     numbers = [2 * lane for lane in range(half)] + [count + 2 * lane + 1 for lane in range(half)]
     return f"mix{count}({first}, {second}, {', '.join(map(str, numbers))})"
 
 
-# For a work item that adds to a whole plane, in the order of windows.
+# The start of a work item that accumulates into a whole plane, in the order of windows.
 _PLANE = """const index_t begin = item * elements;
   for (index_t i = begin; i < begin + elements; ++i) image_grad[i] = 0;"""
 
 
 def has_planes(target: Target, image_grad: torch.Tensor) -> bool:
-    """Whether an item has a plane's windows: items are threads, there are enough, and sums need no more bits."""
+    """Whether a work item computes all windows of a plane.
+
+    This needs threads, enough planes, and a dtype in which gradients can be accumulated: float32 or float64.
+    """
     exact = image_grad.dtype in (torch.float32, torch.float64)
     return exact and not target.simt and image_grad.shape[0] >= target.enough_groups
 
@@ -133,7 +139,7 @@ def has_planes(target: Target, image_grad: torch.Tensor) -> bool:
 def max_pool_backward(
     dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, windows: Windows
 ) -> Launch:
-    """As in `templates/pooling.py`, where the target `has_planes` of this size."""
+    """As in `templates/pooling.py`, for targets and gradients that satisfy `has_planes`."""
     body = f"""
   {_PLANE}
   for (index_t at = item * count_of_places; at < (item + 1) * count_of_places; ++at) {{
@@ -153,7 +159,7 @@ def avg_pool_backward(
     count: str,
     divisor: int | None,
 ) -> Launch:
-    """The same; `count` are statements that declare by what the sum of window o is divided."""
+    """As `max_pool_backward`, for average pooling. `count`: statements that declare the divisor of window o."""
     rank = windows.rank
     places = " ".join(f"for (index_t o{d} = 0; o{d} < places{d}; ++o{d}) {{" for d in range(rank))
     body = f"""

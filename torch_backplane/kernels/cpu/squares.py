@@ -1,4 +1,4 @@
-"""Pointwise kernels where a thread has a tile: operands in another order than the results."""
+"""Pointwise kernels on CPUs with tiles, for operands whose order in memory differs from that of the results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch_backplane.kernels.templates.spelling import turning
 if TYPE_CHECKING:
     from torch_backplane.kernels.pointwise import Writer
 
-# Of the squares that threads turn in registers, by the size of an element: those of numbers alone.
+# The side of the squares that are transposed in registers, by the size of an element in bytes.
 _EDGES = {1: 16, 2: 16, 4: 16, 8: 8}
 
 
 def body(writer: Writer) -> list[str]:
-    """A thread's tile: inputs whose neighbours along y are neighbours in memory are turned square by square, in
-    registers; then all goes along x, where compilers make vectors.
+    """Statements for a thread's tile.
+
+    Inputs whose neighbours along y are neighbours in memory are first transposed in registers, square by square. All
+    other accesses go along x, where compilers vectorize.
     """
     assert writer.layout.tile
     along, width, height = writer.layout.tile
@@ -66,7 +68,7 @@ def body(writer: Writer) -> list[str]:
         writer.functions.append(turning(f"turn_{kind}", f"{kind}{edge}", edge, 8 * dtype.itemsize))
     lines += [
         f"for ({writer.index} y = 0; y < here_y; ++y) {{",
-        # 64 bits wide, which cannot wrap: so a compiler sees that neighbours are read and written.
+        # 64 bits cannot wrap, so a compiler sees that accesses are to neighbouring elements.
         *(f"  const {wide} {name}_row = {writer.in_tile(name, '0')};" for name in names if name not in staged),
         f"  if (here_x == {width}) {{",
         *row(str(width)),
@@ -79,5 +81,5 @@ def body(writer: Writer) -> list[str]:
 
 
 def _edge(dtype: torch.dtype) -> int:
-    """Of a square of such numbers; 0 where they are not turned."""
+    """The side of a square of this dtype; 0 for complex dtypes, which are not transposed in registers."""
     return 0 if dtype.is_complex else _EDGES[dtype.itemsize]

@@ -1,7 +1,7 @@
-"""The spelling of every operation, type and kernel part: what the dialects have in common.
+"""The base class of dialects: the text of every operation, type and kernel part in a language like C.
 
-A method named like an operation of `expression.OPERATIONS` gives its text; operands are names of variables, so that a
-text may use one twice. Functions that only have another name, and infix operators, are rows of tables.
+A method named like an operation of `expression.OPERATIONS` returns its text. Operands are variable names, so the text
+can use an operand twice. Infix operators, and functions that differ only in their name, are entries of tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INFIX = {
     "greater_equal": ">=",
 }
 
-# Operations that are a function of C's mathematics library of the same name, and those of another name.
+# Operations that are functions of C's math library, under the same name or another one.
 _SAME_NAME = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf erfc lgamma floor ceil trunc atan2 copysign hypot nextafter fmin fmax fma"
@@ -42,11 +42,14 @@ _SAME_NAME = (
 LIBRARY = {**{name: name for name in _SAME_NAME.split()}, "round": "rint", "power": "pow"}
 
 
-# The words of hand-written kernels: of memory that all share, or a group; a work item's number in its group, and the
-# group's; a statement that every item of a group gets to, and sees then what the others wrote to local memory; a swap
-# of 32 bits in device memory if they are as expected, which gives what was there; the upper half of a product of uint;
-# the `value`, a real number, of the item `offset` further on in the subgroup, where there is one: every item of the
-# subgroup gets to it (`Dialect.subgroup_size`).
+# Macros that hand-written kernels use:
+# - GLOBAL and LOCAL: the address spaces of device memory and of local memory.
+# - ITEM and GROUP: the work item's index in its group, and the group's index.
+# - BARRIER: a statement that every item of the group reaches; afterwards it sees what the others wrote to local memory.
+# - atomic_swap: a compare-and-swap of 32 bits in device memory, which returns the previous value.
+# - multiply_high: the upper half of the product of two uint.
+# - subgroup_shuffle_down: the real number `value` of the item `offset` positions further in the subgroup, if there is
+#   one. Every item of the subgroup reaches it (see `Dialect.subgroup_size`).
 WORDS = (
     *("GLOBAL", "LOCAL", "ITEM", "GROUP", "BARRIER", "atomic_swap(at, expected, desired)", "multiply_high(a, b)"),
     "subgroup_shuffle_down(value, offset)",
@@ -55,7 +58,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Value:
-    """A variable in the text: its name and dtype. Formats as its name."""
+    """A variable in the text, with its dtype. `str()` returns its name."""
 
     name: str
     dtype: torch.dtype
@@ -68,70 +71,76 @@ class Value:
         return facts(self.dtype).category
 
 
-# A line of the text of kernels that are bounded, see `Dialect.kernel`; opencl_launcher.cpp looks for it.
+# A line in the text of bounded kernels (see `Dialect.kernel`). opencl_launcher.cpp searches for it.
 BOUNDED = "// bounded"
 
 
 class MissingOperation(NotImplementedError):
-    """A dialect does not have what a kernel needs. Raised when that kernel is written, not before."""
+    """A dialect cannot express something that a kernel needs. Raised only when that kernel is generated."""
 
 
 class Dialect(ABC):
-    """How text is spelled for one compiler, of a language like C: with `?:`, pointers, and the functions of `math.h`,
-    under one name for all dtypes unless `library` says otherwise.
+    """Writes kernel text for one compiler.
 
-    Drivers may bring their own (docs/write-a-driver.md). What a dialect has no spelling for, it leaves out: a kernel
-    that needs it is a MissingOperation.
+    The language is like C: it has `?:`, pointers, and the functions of `math.h`, under one name for all dtypes unless
+    `library` is overridden. Drivers can define their own dialect (docs/write-a-driver.md). A dialect leaves out what it
+    cannot express; generating a kernel that needs it raises MissingOperation.
 
     Args:
-        target: what the device is that text is for, `Target()` by default. Without float64, a kernel that needs it is a
-            TypeError.
+        target: the target of the kernels, `Target()` by default. If it has no float64, generating a kernel that needs
+            float64 raises TypeError.
     """
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
-    words: ClassVar[Mapping[str, str]] = {}  # what WORDS are here, as macros
-    missing: ClassVar[frozenset[str]] = frozenset()  # operations, and functions of the library, that there are not
-    # Whether a compiler may make one rounding of the two of a * b + c. Off, as on PyTorch's CPU; formulas that want one
-    # rounding say fma.
+    words: ClassVar[Mapping[str, str]] = {}  # macro definitions for WORDS
+    missing: ClassVar[frozenset[str]] = frozenset()  # operations and library functions that the language lacks
+    # Whether compilers may contract a * b + c into one operation with a single rounding. Off, as on PyTorch's CPU;
+    # formulas that want a single rounding use fma.
     contraction: ClassVar[bool] = False
-    vectors: ClassVar[bool] = False  # whether there are OpenCL C's vectors of 2 to 16 numbers, for hand-written kernels
-    buffer_bytes: ClassVar[int] = 8  # of the arguments that bring a tensor's memory
+    vectors: ClassVar[bool] = False  # whether the language has OpenCL C's vector types of 2 to 16 elements
+    buffer_bytes: ClassVar[int] = 8  # size of the arguments that pass the memory of one tensor
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
 
     @property
     def compile_options(self) -> tuple[str, ...]:
-        """What the compiler of this dialect is given besides the text."""
+        """Options for the compiler."""
         return ()
 
     @property
     def tile_memory(self) -> int:
-        """`Target.tile_memory`, where the dialect can spell tiles."""
+        """`Target.tile_memory`; 0 where the dialect lacks the words that tiles need."""
         needed = ("LOCAL", "ITEM", "GROUP", "BARRIER") if self.target.simt else ("GROUP",)
         return self.target.tile_memory if all(word in self.words for word in needed) else 0
 
     @property
     def subgroup_size(self) -> int:
-        """Work items that exchange values by `subgroup_shuffle_down`, a power of two; 1 where the target or the dialect
-        does not have it, and kernels go through local memory.
+        """The number of work items that can exchange values with `subgroup_shuffle_down`, a power of two.
+
+        1 where the target or the dialect does not support it; kernels then exchange values through local memory.
         """
         has = self.target.subgroup_shuffles and "subgroup_shuffle_down(value, offset)" in self.words
         return self.target.subgroup_size if has else 1
 
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
-        """Of the arguments for all `parameters` together."""
+        """The total size of the arguments for `parameters`."""
         return sum(self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters)
 
     def lacks(self, what: str) -> NoReturn:
-        """Refuses a kernel that needs what this dialect has not."""
+        """Raises MissingOperation for `what`, which this dialect cannot express."""
         raise MissingOperation(f"the dialect {self.name} has no {what}")
 
     # Types and constants
 
     def type(self, dtype: torch.dtype) -> str:
-        """The type of a value in a register."""
+        """The type of a value of `dtype` in a register.
+
+        Raises:
+            TypeError: the dtype needs float64 and the target has none.
+            MissingOperation: the dialect has no type for the dtype.
+        """
         if part_dtype(dtype) == torch.float64 and not self.target.float64:
             raise TypeError(f"this device has no {dtype}".replace("torch.", ""))
         if dtype not in self.types:
@@ -139,15 +148,15 @@ class Dialect(ABC):
         return self.types[dtype]
 
     def storage_type(self, dtype: torch.dtype) -> str:
-        """The type in memory."""
+        """The type of an element of `dtype` in memory."""
         return self.type(stored_dtype(dtype))
 
     def index_type(self, wide: bool) -> str:
-        """The type of indices: unsigned, of 64 bits if wide, else 32."""
+        """The type of indices: unsigned, of 64 bits if `wide`, else of 32."""
         return self.type(torch.uint64 if wide else torch.uint32)
 
     def constant(self, value: Number, dtype: torch.dtype) -> str:
-        """`value` exactly, in parentheses where it has a sign."""
+        """The exact text of `value`, in parentheses if it has a sign."""
         category, bits = facts(dtype)
         if category == "bool":
             return "true" if value else "false"
@@ -158,7 +167,7 @@ class Dialect(ABC):
         if category == "float":
             return self.float_constant(float(value), bits)
         value = int(value)
-        if value == integer_range(torch.int64)[0] and category == "signed":  # -9223372036854775808 is two tokens
+        if value == integer_range(torch.int64)[0] and category == "signed":  # the magnitude overflows
             return f"({self.constant(value + 1, dtype)} - 1)"
         text = f"{value}{self.integer_suffix(category, bits)}"
         return f"({text})" if value < 0 else text
@@ -175,21 +184,22 @@ class Dialect(ABC):
         return ("u" if category == "unsigned" else "") + ("ll" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
-        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
+        return "NAN" if bits == 32 else "((double)NAN)"  # the macros have type float
 
     def infinity(self, bits: int) -> str:
         return "INFINITY" if bits == 32 else "((double)INFINITY)"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
-        """The name of a function of C's mathematics library for `dtype`."""
+        """The name of the function `name` of C's math library for operands of `dtype`."""
         return name
 
     # Conversions
 
     def cast(self, value: Value, dtype: torch.dtype) -> str:
-        """`value` as `dtype`: to bool `!= 0`, float to integer as on PyTorch's CPU through int32 or int64, else C's.
+        """`value` converted to `dtype`.
 
-        Of a complex number, the real part becomes a real number.
+        To bool: `!= 0`. Float to integer: through int32 or int64, as on PyTorch's CPU. Complex to real: the real part.
+        Otherwise C's conversion.
         """
         if dtype == value.dtype:
             return value.name
@@ -225,27 +235,27 @@ class Dialect(ABC):
         return f"{value}.y"
 
     def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
-        """The complex number of these parts."""
+        """The complex number with these parts."""
         self.lacks(f"{dtype} of two numbers".replace("torch.", ""))
 
     def bits(self, value: Value, dtype: torch.dtype) -> str:
-        """The bits of `value` as `dtype`, which is as wide."""
+        """The bits of `value` reinterpreted as `dtype`, which has the same width."""
         if value.category != "float" and facts(dtype).category != "float":
             return f"({self.type(dtype)}){value}"
         return self.float_bits(value, dtype)
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
-        """`bits` from or to a float."""
+        """`bits` where one of the dtypes is floating-point."""
         self.lacks(f"bits of {value.dtype} as {dtype}".replace("torch.", ""))
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
-        """What was read from memory as a value of value_dtype(dtype); `position` is that of an operand among others."""
+        """Converts `stored`, which was read from memory, to value_dtype(dtype). `position`: the operand's position."""
         if dtype == torch.bool:
             return f"{stored} != 0"
         return f"{_half_name(dtype)}_to_float({stored})" if dtype in STORAGE_ONLY else stored
 
     def encode(self, value: str, dtype: torch.dtype) -> str:
-        """A value of value_dtype(dtype) as it is written to memory."""
+        """Converts `value`, of value_dtype(dtype), to what is written to memory."""
         return f"float_to_{_half_name(dtype)}({value})" if dtype in STORAGE_ONLY else value
 
     # Operations
@@ -309,12 +319,12 @@ class Dialect(ABC):
         return f"!{a}" if a.category == "bool" else f"~{a}"
 
     def shift_left(self, a: Value, b: Value) -> str:
-        """Zero where b is negative or not less than the width, as PyTorch."""
+        """Zero where b is negative or at least the width in bits, as in PyTorch."""
         unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
         return f"({unsigned}){b} >= {bits} ? 0 : ({self.type(a.dtype)})(({unsigned}){a} << {b})"
 
     def shift_right(self, a: Value, b: Value) -> str:
-        """All sign bits where b is negative or not less than the width, as PyTorch."""
+        """Only sign bits where b is negative or at least the width in bits, as in PyTorch."""
         unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
         beyond = f"{a} >> {bits - 1}" if a.category == "signed" else "0"
         return f"({unsigned}){b} >= {bits} ? {beyond} : {a} >> {b}"
@@ -337,12 +347,12 @@ class Dialect(ABC):
         return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && {self._unlike_signs(a, b)}) ? {b} : 0)"
 
     def _unlike_signs(self, a: Value, b: Value) -> str:
-        # Not by two comparisons: to Mesa's compiler no int32 that was made an int64 is below zero.
+        # Not by two comparisons: Mesa's compiler treats an int32 that was converted to int64 as non-negative.
         return f"({a} ^ {b}) < 0"
 
     def _wrapping(self, sign: str, a: Value, b: Value) -> str:
-        """Arithmetic of integers in an unsigned type, as C leaves the overflow of signed ones undefined."""
-        if a.category in ("float", "bool"):  # a bool variable takes the result as != 0
+        """Integer arithmetic in an unsigned type, because signed overflow is undefined in C."""
+        if a.category in ("float", "bool"):  # assigning the result to a bool variable converts it as != 0
             return f"{a} {sign} {b}"
         unsigned = self._arithmetic_type(a.dtype)
         return f"({self.type(a.dtype)})(({unsigned}){a} {sign} ({unsigned}){b})"
@@ -351,11 +361,11 @@ class Dialect(ABC):
         return self.type(UNSIGNED[max(32, facts(dtype).bits)])
 
     def _extremum(self, sign: str, a: Value, b: Value) -> str:
-        # With NaN as b, a compares false and b is taken.
+        # If b is NaN, the comparison is false and b is selected.
         return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.category == "float" else f"{a} {sign} {b} ? {a} : {b}"
 
     def _traps(self, divisor: Value) -> str:
-        """Where a machine's division traps: by zero, and of the least integer by -1; the remainder of -1 is zero."""
+        """Whether a division can trap: by zero, or of the least integer by -1. The remainder by -1 is zero."""
         return f"({divisor} == 0 || {divisor} == -1)" if divisor.category == "signed" else f"{divisor} == 0"
 
     def _by_minus_one(self, a: Value, b: Value) -> str:
@@ -365,64 +375,68 @@ class Dialect(ABC):
 
     @abstractmethod
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
-        """What kernels that use these dtypes need before them; `text` is that of functions and formulas.
+        """The text before kernels that use `dtypes`; `text` is the text of their functions and formulas.
 
-        That is `half_functions`, and before it what these and hand-written kernels use: FUNCTION (how a function
-        begins), the types uint and ushort, as_uint and as_float (the bits of a float, and back), min and max.
+        It ends with `half_functions`. Before it, it provides what these and hand-written kernels use: FUNCTION (the
+        qualifiers of a device function), the types uint and ushort, as_uint and as_float (the bits of a float, and
+        back), min and max.
         """
 
     def float16_functions(self) -> str:
-        """float16_to_float and float_to_float16: by instructions where `Target.native_float16`, if the dialect has a
-        spelling for them. The spelling here is for every language.
+        """The definitions of float16_to_float and float_to_float16.
+
+        This portable version uses integer arithmetic. A dialect that can express conversion instructions overrides it
+        and uses them where `Target.native_float16` holds.
         """
         return FLOAT16
 
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:
+        """The conversion functions for float16 and bfloat16, where `dtypes` contains them."""
         texts = ((torch.float16, self.float16_functions()), (torch.bfloat16, BFLOAT16))
         return "\n".join(text for dtype, text in texts if dtype in dtypes)
 
     def kernel(
         self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str], bounded: bool = False
     ) -> str:
-        """A whole kernel.
+        """The text of a whole kernel.
 
         Args:
-            group_size: the exact number of work items of a group, if it is fixed.
-            bounded: work items beyond the last do nothing, so that launchers may add groups.
+            group_size: the exact number of work items in a group, if it is fixed.
+            bounded: work items beyond the last one do nothing, so the launcher can add work items.
         """
         start = f"{self.entry(name, parameters, group_size)} {{"
         return "\n".join([*([BOUNDED] if bounded else []), start, *body, "}\n"])
 
     @abstractmethod
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
-        """What a kernel begins with, up to and with its parameters."""
+        """The beginning of a kernel, up to and including its parameter list."""
 
     def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
-        """Of an address in device memory."""
+        """The type of a pointer to device memory."""
         return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        """The kernel parameters that bring a tensor's memory, of `buffer_bytes` together."""
+        """The kernel parameters that pass a tensor's memory, of `buffer_bytes` in total."""
         return [f"{self.pointer_type(dtype, written)} {name}"]
 
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        """Statements that make the pointer `name` of these parameters."""
+        """Statements that declare the pointer `name`, computed from `buffer_parameters`."""
         return []
 
     @abstractmethod
     def global_index(self, wide: bool) -> str:
-        """The number of the work item in a launch's first dimension, as `index_type(wide)`."""
+        """The work item's global index in the first dimension of the launch, as `index_type(wide)`."""
 
     @abstractmethod
     def global_row(self, wide: bool) -> str:
-        """The index in a launch's second dimension."""
+        """The work item's global index in the second dimension of the launch."""
 
     def beyond(self, *bounds: tuple[str, str]) -> str:
-        """Whether a work item has nothing to do, by its index and their count in each dimension of the launch."""
+        """The condition that a work item is out of bounds. `bounds`: (index, count) in each dimension of the launch."""
         return " || ".join(f"{index} >= {count}" for index, count in bounds)
 
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
-        """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
+        """A statement that declares the array `name` and loads `width` elements from index * width on into it."""
         each = f"{name}[lane] = {pointer}[({index}) * {width} + lane];"
         return f"{self.declare_lanes(name, dtype, width)} for (int lane = 0; lane < {width}; ++lane) {each}"
 

@@ -1,4 +1,4 @@
-"""CUDA C++ as NVRTC compiles it: no header files, only what the compiler knows by itself."""
+"""The dialect CUDA C++, for NVRTC: no header files, only what is built into the compiler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ typedef unsigned int uint;
 typedef unsigned short ushort;
 FUNCTION uint as_uint(const float value) { return __float_as_uint(value); }
 FUNCTION float as_float(const uint bits) { return __uint_as_float(bits); }
-// What one memory instruction moves; 16 bytes at most.
+// n elements, aligned so that one memory instruction moves up to 16 bytes of them.
 template <class T, int n> struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Lanes { T lane[n]; };
 """
 
-# Instructions of PTX under their names; the kernel interpreter brings its own.
+# PTX instructions as functions of the same names. The kernel interpreter defines them as macros instead.
 _FLOAT16 = """\
 #ifndef cvt_f32_f16
 FUNCTION float cvt_f32_f16(const ushort half_bits) {
@@ -40,7 +40,10 @@ FUNCTION ushort cvt_rn_f16_f32(const float value) {
 
 
 class CudaCpp(Dialect):
-    """A buffer is a pointer. Reading several lanes at once needs one aligned to them, up to 16 bytes."""
+    """CUDA C++. A buffer is passed as a pointer.
+
+    Loads and stores of several lanes need a pointer that is aligned to their size, up to 16 bytes.
+    """
 
     name = "CUDA C++"
     types: ClassVar = {

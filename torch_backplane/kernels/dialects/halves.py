@@ -1,10 +1,12 @@
-"""float16 and bfloat16 in memory, float32 in registers: conversions in integer arithmetic, for devices without them.
+"""Conversions between float16 or bfloat16 in memory and float32 in registers, in integer arithmetic.
 
-In the common subset of the dialects plus what each dialect's header defines: FUNCTION (how a device function begins),
-uint, ushort, and as_uint / as_float (the bits of a float, and the float of these bits).
-Rounding is to nearest, ties to even; infinity stays infinity. NaN stays NaN, is made quiet, and keeps the upper bits of
-what it carries, as in the instructions of CPUs. All cases are computed and one is chosen, without branches, so
-that compilers for CPUs make vectors of them.
+For devices without conversion instructions. The text uses the common subset of the dialects and what each dialect's
+header defines: FUNCTION (the qualifiers of a device function), uint, ushort, as_uint and as_float (the bits of a float,
+and back).
+
+Rounding is to nearest, ties to even. Infinity stays infinity. A NaN becomes quiet and keeps the upper bits of its
+payload, as with CPU conversion instructions. All cases are computed and one is selected without branches, so that CPU
+compilers can vectorize the code.
 """
 
 FLOAT16 = """\
@@ -19,12 +21,12 @@ FUNCTION float float16_to_float(const ushort half_bits) {
 
 FUNCTION ushort float_to_float16(const float value) {
   const uint bits = as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-  // Near 0.5 a float is a multiple of 2^-24, as a float16 below 2^-14 is: the addition rounds.
+  // Floats in [0.5, 1) are multiples of 2^-24, like float16 below 2^-14, so the addition rounds.
   const uint small = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
   const uint normal = (magnitude + 0xc8000fffu + (magnitude >> 13 & 1u)) >> 13;
   const uint finite = magnitude < 0x38800000u ? small : normal;
   const uint special = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x3ffu) : 0x7c00u;
-  return (ushort)(sign | (magnitude < 0x477ff000u ? finite : special));  // 65520 is the first that rounds to infinity
+  return (ushort)(sign | (magnitude < 0x477ff000u ? finite : special));  // 65520 and more round to infinity
 }
 """
 

@@ -1,4 +1,4 @@
-"""OpenCL C, 1.2 and up."""
+"""The dialect OpenCL C, for version 1.2 and later."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch_backplane.kernels.cpu.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import part_dtype
 
-# Every device has these two functions, with or without cl_khr_fp16, and they flush no subnormal number. They convert in
-# memory; compilers leave the variable out.
+# vload_half and vstore_half_rte exist on every device, also without cl_khr_fp16, and do not flush subnormal numbers.
+# They access memory; compilers eliminate the variable.
 _FLOAT16 = """\
 FUNCTION float float16_to_float(const ushort half_bits) { return vload_half(0, (const half*)&half_bits); }
 
@@ -29,7 +29,7 @@ SUBGROUP_SHUFFLES = ("cl_khr_subgroups", "cl_khr_subgroup_shuffle_relative")
 
 
 class OpenCLC(Dialect):
-    """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
+    """OpenCL C. A buffer is passed as a handle and an offset in bytes: the host cannot add to a `cl_mem` handle."""
 
     name = "OpenCL C"
     vectors = True
@@ -120,9 +120,9 @@ class OpenCLC(Dialect):
         beyond = super().beyond(*bounds)
         if self.target.simt:
             return beyond
-        # In all but the last groups no item is. It is one answer for a group, so that compilers take it out of the loop
-        # over its items, which then needs no masks: AVX2 has none for 8 and 16 bits. One for all dimensions, as clang
-        # 14 takes out only one.
+        # Only the last groups have items out of bounds. `last` is uniform in a group, so CPU compilers hoist it out of
+        # the loop over work items, which then needs no masks; AVX2 has none for 8 and 16 bits. There is one condition
+        # for all dimensions because clang 14 hoists only one.
         last = " || ".join(
             f"((ulong)get_group_id({dimension}) + 1) * get_local_size({dimension}) > {count}"
             for dimension, (_, count) in enumerate(bounds)

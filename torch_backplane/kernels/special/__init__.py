@@ -1,7 +1,7 @@
-"""Special functions as formulas, where no dialect has them: `from torch_backplane.kernels import special`.
+"""Special functions that no dialect provides, as formulas: `from torch_backplane.kernels import special`.
 
-Written for float32 and float64. Smooth parts are Chebyshev series (tables.py, which tools/chebyshev_tables.py
-computes); around them are the classical identities, cited as DLMF: NIST's Digital Library of Mathematical Functions,
+They support float32 and float64. Smooth parts are Chebyshev series (tables.py, which tools/chebyshev_tables.py writes).
+The rest uses classical identities, cited as DLMF: NIST's Digital Library of Mathematical Functions,
 https://dlmf.nist.gov.
 """
 

@@ -47,7 +47,7 @@ def _k1_near(x: Expression) -> Expression:
 
 
 def _k_far(table: Sequence[float], x: Expression) -> Expression:
-    """Times exp(x)."""
+    """exp(x) K(x) for x >= 2."""
     return chebyshev_series(table, far(2.0, x)) / f.sqrt(x)
 
 
@@ -74,7 +74,10 @@ def _hankel(p: Sequence[float], q: Sequence[float], x: Expression) -> tuple[Expr
 
 
 def _wave(order: int, x: Expression) -> tuple[Expression, Expression]:
-    """J and Y of x >= 8. Of c = x - (2 order + 1) pi / 4, only x's own sine and cosine are taken: no digit is lost."""
+    """J and Y for x >= 8.
+
+    The sine and cosine of c = x - (2 order + 1) pi / 4 are computed from those of x, so that no digits are lost.
+    """
     sine, cosine = f.sin(x), f.cos(x)
     if order == 0:
         p, q = _hankel(tables.HANKEL0_P, tables.HANKEL0_Q, x)
@@ -115,7 +118,7 @@ def spherical_j0(x: Expression) -> Expression:
 
 
 def airy_ai(x: Expression) -> Expression:
-    """DLMF 9.7: decaying to the right, a wave to the left."""
+    """The Airy function Ai (DLMF 9.7), which decays to the right and oscillates to the left."""
     y = f.absolute(x)
     argument = 2.0 / 3.0 * y * f.sqrt(y)
     root = f.sqrt(f.sqrt(y))
@@ -127,4 +130,4 @@ def airy_ai(x: Expression) -> Expression:
     wave_f, wave_g = chebyshev_series(tables.AIRY_WAVE_F, t), chebyshev_series(tables.AIRY_WAVE_G, t) / argument
     wave = ((sine + cosine) * wave_f - (cosine - sine) * wave_g) / (math.sqrt(2.0 * math.pi) * root)
     value = f.where(x > 2.0, decay, f.where(x < -4.0, wave, near))
-    return f.where(x == _INF, _NAN, value)  # as PyTorch; the limit is zero
+    return f.where(x == _INF, _NAN, value)  # as in PyTorch, although the limit is zero

@@ -1,7 +1,7 @@
-"""Complex functions on pairs of real formulas: what complex64 and complex128 are lowered to.
+"""Complex functions as pairs of real formulas, which operations on complex64 and complex128 are lowered to.
 
-The measure is PyTorch on the CPU, whose functions are the C library's: branch cuts, signed zeros and special values are
-those of C99, Annex G, except where a docstring says otherwise. The methods are from
+The reference is PyTorch on the CPU, whose functions are the C library's: branch cuts, signed zeros and special values
+are those of C99, Annex G, except where a docstring says otherwise. The methods are from
 
 - W. Kahan, "Branch cuts for complex elementary functions, or much ado about nothing's sign bit", 1987;
 - R. L. Smith, "Algorithm 116: complex division", 1962; M. Baudin, R. L. Smith, "A robust complex division in Scilab",
@@ -9,7 +9,8 @@ those of C99, Annex G, except where a docstring says otherwise. The methods are 
 - T. E. Hull, T. F. Fairgrieve, P. T. P. Tang, "Implementing the complex arcsine and arccosine functions using exception
   handling", 1997.
 
-Errors are small beside the complex result. One part that is much smaller than the other may have fewer right digits.
+Errors are small relative to the complex result. A part that is much smaller than the other can have fewer correct
+digits.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _INF, _NAN = math.inf, math.nan
 
 
 class Parts(NamedTuple):
-    """A complex value; both parts have one dtype, float32 or float64."""
+    """A complex value. Both parts have the same dtype, float32 or float64."""
 
     real: Expression
     imaginary: Expression
 
 
 class _Range(NamedTuple):
-    """What of a dtype the formulas below rely on; the scales are even powers of two."""
+    """Limits of a dtype that the formulas below rely on. The scales are even powers of two."""
 
     high: float  # squares of numbers up to it do not overflow
-    down: float  # the scale of larger ones
+    down: float  # the scale for larger numbers
     low: float  # squares of numbers from it on do not underflow
-    up: float  # the scale of smaller ones
-    step: float  # exp of it, and of 8 more, is finite
+    up: float  # the scale for smaller numbers
+    step: float  # exp(step + 8) is finite
     far: float  # for |z| from it on, 1 + z² is z² to all digits
     log_of_2: tuple[float, float]  # rounded, and the rest
 
@@ -75,13 +76,13 @@ def _is_infinite(a: Parts) -> Expression:
 
 
 def _ordered(x: Expression, y: Expression) -> tuple[Expression, Expression]:
-    """The larger and the smaller one; any order where one is NaN, which is less to do than `maximum` has."""
+    """The larger and the smaller value. The order is arbitrary if one is NaN, which is cheaper than `maximum`."""
     swap = x < y
     return f.where(swap, y, x), f.where(swap, x, y)
 
 
 def _scale(a: Parts) -> Expression:
-    """The power of two, mostly 1, times which a's parts have squares that neither overflow nor vanish both."""
+    """A scale for a, mostly 1: the squares of the scaled parts do not overflow, and do not both underflow."""
     limits = _range(a.real)
     largest, _ = _ordered(f.absolute(a.real), f.absolute(a.imaginary))
     one = f.full_like(largest, 1.0)
@@ -89,7 +90,7 @@ def _scale(a: Parts) -> Expression:
 
 
 def _by_scale(scale: Expression, down: float, up: float, neither: float) -> Expression:
-    """What belongs to each scale that _scale gives."""
+    """`down`, `up` or `neither`, depending on the scale that `_scale` returned."""
     limits = _range(scale)
     return f.where(scale == limits.down, down, f.where(scale == limits.up, up, f.full_like(scale, neither)))
 
@@ -98,7 +99,7 @@ def _by_scale(scale: Expression, down: float, up: float, neither: float) -> Expr
 
 
 def multiply(a: Parts, b: Parts) -> Parts:
-    """As PyTorch's: no infinity is recovered from NaN parts, unlike in C99."""
+    """As in PyTorch, and unlike C99, infinities are not recovered from NaN parts."""
     return Parts(
         a.real * b.real - a.imaginary * b.imaginary,
         a.real * b.imaginary + a.imaginary * b.real,
@@ -106,7 +107,7 @@ def multiply(a: Parts, b: Parts) -> Parts:
 
 
 def _smith(n: Parts, d: Parts) -> Parts:
-    """n / d, where the square of d is in range. Both are divided by i first, if d has the larger imaginary part."""
+    """n / d, where the square of d is in range. If d's imaginary part is larger, both are divided by i first."""
     swap = ~(f.absolute(d.real) >= f.absolute(d.imaginary))
     n, d = _select(swap, _over_i(n), n), _select(swap, _over_i(d), d)
     ratio = d.imaginary / d.real
@@ -115,13 +116,13 @@ def _smith(n: Parts, d: Parts) -> Parts:
 
 
 def divide(a: Parts, b: Parts) -> Parts:
-    """Smith's quotient of operands scaled to the middle of the range.
+    """Smith's algorithm on operands that are scaled to the middle of the range.
 
-    As PyTorch's where a part is not finite, and by zero, whose sign does not count: C99 tells more of these apart.
+    Non-finite parts and division by zero, whose sign is ignored, behave as in PyTorch; C99 distinguishes more cases.
     """
     scale_a, scale_b = _scale(a), _scale(b)
     quotient = _smith(_times(a, scale_a), _times(b, scale_b))
-    # The two scales undone: one after the other, unless they cancel.
+    # Undo the two scales one after the other, unless they cancel.
     limits, cancel, one = _range(scale_a), scale_a == scale_b, f.full_like(scale_a, 1.0)
     unscale = _by_scale(scale_a, 1.0 / limits.down, 1.0 / limits.up, 1.0)
     quotient = _times(_times(quotient, f.where(cancel, one, scale_b)), f.where(cancel, one, unscale))
@@ -130,7 +131,7 @@ def divide(a: Parts, b: Parts) -> Parts:
 
 
 def reciprocal(a: Parts) -> Parts:
-    """1 / a; infinity and NaN of zero, as PyTorch's."""
+    """1 / a; infinity and NaN for zero, as in PyTorch."""
     return divide(_one(a), a)
 
 
@@ -139,21 +140,21 @@ def _one(a: Parts) -> Parts:
 
 
 class _Size(NamedTuple):
-    """Of a scaled number: its magnitude's square, which is square + lost, and what it was scaled with."""
+    """The squared magnitude of a scaled number, which is square + lost, and the scale."""
 
     square: Expression
     lost: Expression
     scale: Expression
 
     def root(self) -> Expression:
-        """The magnitude, made better by a step of Newton's. On CPUs, OpenCL's hypot is ten times slower."""
+        """The magnitude, refined by a Newton step. OpenCL's hypot is ten times slower on CPUs."""
         root = f.sqrt(self.square)
         better = root + 0.5 * (f.fma(-root, root, self.square) + self.lost) / root
         return f.where(self.square == 0.0, 0.0, better)
 
 
 def _size(a: Parts) -> _Size:
-    # Ordered and then scaled: compilers for CPUs make vectors of that, and not of the reverse.
+    # Order first, then scale: CPU compilers vectorize this, but not the reverse.
     scale = _scale(a)
     large, small = _ordered(f.absolute(a.real), f.absolute(a.imaginary))
     large, small = large * scale, small * scale
@@ -174,7 +175,7 @@ def angle(a: Parts) -> Expression:
 
 
 def sign(a: Parts) -> Parts:
-    """a / |a|, and 0 of 0: torch.sgn. An infinite part gives NaN."""
+    """a / |a|, and 0 for 0: torch.sgn. An infinite part gives NaN."""
     size = _size(a)
     root = f.where(_is_infinite(a), _INF, size.root())
     scaled, zero = _times(a, size.scale), f.full_like(root, 0.0)
@@ -185,10 +186,10 @@ def sign(a: Parts) -> Parts:
 
 
 class _Growth(NamedTuple):
-    """A power in three factors, so that its product with a sine or cosine is found where it alone is infinite."""
+    """A power in three factors, so that its product with a sine or cosine is correct where the power overflows."""
 
     exponent: Expression  # of the first factor
-    large: Expression  # whether the others are not 1; the power's reciprocal is nothing beside it then
+    large: Expression  # whether the other factors are not 1; the power's reciprocal is then negligible
     second: Expression
     third: Expression
 
@@ -211,7 +212,7 @@ def _growth_of_e(x: Expression) -> _Growth:
 
 
 def _in_direction(growth: _Growth, first: Expression, x: Expression, y: Expression, unit: Parts) -> Parts:
-    """A power of exponent x times `unit`, the cosine and sine of y."""
+    """The power with exponent x times `unit`, the cosine and sine of y."""
     astray = f.isinf(x) & ~f.isfinite(y)  # infinity or zero in an unknown direction
     real = f.where(astray, first, growth.times(unit.real, first))
     imaginary = f.where(astray & (x < 0.0), first, growth.times(unit.imaginary, first))
@@ -226,7 +227,7 @@ def exp(a: Parts) -> Parts:
 
 
 def exp2(a: Parts) -> Parts:
-    """2 to the power of a. What the angle y log(2) loses in rounding is made up for, unlike PyTorch's."""
+    """2 to the power of a. Unlike PyTorch, it compensates the rounding error of the angle y log(2)."""
     x, y = a
     step = _range(x).step
     growth = _growth(x, step, 2.0**step)
@@ -239,15 +240,15 @@ def exp2(a: Parts) -> Parts:
 
 
 def expm1(a: Parts) -> Parts:
-    """exp(a) - 1; the real part is expm1(x) - exp(x) (1 - cos(y)) where it is small, or y is.
+    """exp(a) - 1. Where the real part or y is small, the real part is expm1(x) - exp(x) (1 - cos(y)).
 
-    Where exp(a) is not finite: the same less 1; PyTorch's kernel makes NaN of some of those.
+    Where exp(a) is not finite, 1 is subtracted from it; PyTorch's kernel gives NaN for some of these.
     """
     x, y = a
     whole = exp(a)
     less_one = whole.real - 1.0
     cosine, sine = f.cos(y), f.sin(y)
-    bend = sine * sine / (1.0 + cosine)  # 1 - cos(y), if that is no more than 1
+    bend = sine * sine / (1.0 + cosine)  # 1 - cos(y), if it is at most 1
     small = (cosine > 0.0) & (f.absolute(less_one) < 0.5) | (f.absolute(x) < 1.0) & (cosine > 0.75)
     near = f.expm1(x) - f.exp(_growth_of_e(x).exponent) * bend  # the exponent is x here
     return Parts(f.where(small, near, less_one), whole.imaginary)
@@ -257,9 +258,9 @@ def expm1(a: Parts) -> Parts:
 
 
 def _log_absolute(a: Parts, excess: Expression) -> Expression:
-    """log|a|. `excess` is |a|² - 1, with all its digits where |a| is about 1.
+    """log|a|. `excess` is |a|² - 1, accurate in all digits where |a| is about 1.
 
-    One logarithm of a rounded number; what the rounding lost, divided by the number, is added.
+    Takes one logarithm of a rounded number, and adds the rounding error divided by that number.
     """
     size = _size(a)
     near = (excess > -0.5) & (excess < 1.0)
@@ -271,17 +272,17 @@ def _log_absolute(a: Parts, excess: Expression) -> Expression:
 
 
 def _two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
-    """a + b rounded, and the rest (Knuth)."""
+    """a + b rounded, and its rounding error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def log(a: Parts) -> Parts:
-    """log|a| + i angle(a), the cut along the negative real axis."""
+    """log|a| + i angle(a). The branch cut is along the negative real axis."""
     x, y = f.absolute(a.real), f.absolute(a.imaginary)
     large, small = _ordered(x, y)
-    # |a|² - 1 = 2 d + small² + d², whose terms may cancel, with what rounding takes from each sum and square.
+    # |a|² - 1 = 2 d + small² + d². The terms can cancel, so the rounding errors of all sums and squares are added.
     d = large - 1.0
     first, second = small * small, d * d
     total, lost_first = _two_sum(2.0 * d, first)
@@ -291,7 +292,7 @@ def log(a: Parts) -> Parts:
 
 
 def log1p(a: Parts) -> Parts:
-    """log(1 + a). An infinite part gives infinity, as with log; PyTorch's kernel makes NaN of some of those."""
+    """log(1 + a). An infinite part gives infinity, as in `log`; PyTorch's kernel gives NaN for some of these."""
     x, y = a
     whole = Parts(1.0 + x, y)
     real = _log_absolute(whole, x * (2.0 + x) + y * y)
@@ -310,7 +311,10 @@ def log10(a: Parts) -> Parts:
 
 
 def sqrt(a: Parts) -> Parts:
-    """Kahan's: of |x| + i y first, where nothing cancels, and then turned; the cut along the negative real axis."""
+    """Kahan's algorithm: the root of |x| + i y, where nothing cancels, whose parts are swapped if x < 0.
+
+    The branch cut is along the negative real axis.
+    """
     scale, limits = _scale(a), _range(a.real)
     x, y = f.absolute(a.real) * scale, f.absolute(a.imaginary) * scale
     size = f.where(f.isinf(x), x, f.sqrt(x * x + y * y))
@@ -324,20 +328,20 @@ def sqrt(a: Parts) -> Parts:
 
 
 def rsqrt(a: Parts) -> Parts:
-    """1 / sqrt(a); infinity and NaN of zero, as PyTorch's."""
+    """1 / sqrt(a); infinity and NaN for zero, as in PyTorch."""
     root = sqrt(a)
     zero = (root.real == 0.0) & (root.imaginary == 0.0)
     return _select(zero, Parts(f.full_like(root.real, _INF), f.full_like(root.real, _NAN)), _smith(_one(root), root))
 
 
 def power(a: Parts, b: Parts) -> Parts:
-    """exp(b log(a)), as PyTorch and C have it, with their NaN for 0 to the power of 0.
+    """exp(b log(a)), as in PyTorch and C, which also give NaN for 0 to the power of 0.
 
     The error grows with |b log(a)|.
     """
     log_a = log(a)
     exponent = multiply(b, log_a)
-    # With a rounding less, except where the first product overflows alone.
+    # fma saves a rounding. It is not used where the first product overflows alone.
     real = f.fma(b.real, log_a.real, -(b.imaginary * log_a.imaginary))
     imaginary = f.fma(b.real, log_a.imaginary, b.imaginary * log_a.real)
     return exp(Parts(f.where(f.isfinite(exponent.real), real, exponent.real), imaginary))
@@ -347,15 +351,15 @@ def power(a: Parts, b: Parts) -> Parts:
 
 
 class _Hyperbolic(NamedTuple):
-    """Of x >= 0."""
+    """sinh and cosh of x >= 0, up to the factors in `growth`."""
 
     sinh: Expression
     cosh: Expression
-    growth: _Growth  # what both are to be multiplied with
+    growth: _Growth  # further factors of both
 
 
 def _sinh_cosh(x: Expression) -> _Hyperbolic:
-    """From one expm1."""
+    """Computes both from one expm1."""
     growth = _growth_of_e(x)
     less_one = f.expm1(growth.exponent)
     power = less_one + 1.0
@@ -393,7 +397,7 @@ def cosh(a: Parts) -> Parts:
 
 
 def tanh(a: Parts) -> Parts:
-    """(sinh(x) cosh(x) + i sin(y) cos(y)) / (sinh(x)² + cos(y)²), all times 4 exp(-2|x|)."""
+    """(sinh(x) cosh(x) + i sin(y) cos(y)) / (sinh(x)² + cos(y)²), with both terms multiplied by 4 exp(-2|x|)."""
     x, y = a
     less_one = f.expm1(2.0 * f.absolute(x))
     decay = 1.0 / (1.0 + less_one)
@@ -420,18 +424,18 @@ def tan(a: Parts) -> Parts:
     return _over_i(tanh(_times_i(a)))
 
 
-# Their inverses
+# Inverse hyperbolic and trigonometric functions
 
 
 class _Arc(NamedTuple):
-    """arcsin(x + i y) of x, y >= 0 is atan2(x, beside) + i rise, and arccos is atan2(beside, x) - i rise."""
+    """For x, y >= 0, arcsin(x + i y) is atan2(x, beside) + i rise, and arccos is atan2(beside, x) - i rise."""
 
     beside: Expression
     rise: Expression
 
 
 def _arc(x: Expression, y: Expression) -> _Arc:
-    """Hull, Fairgrieve and Tang's, with one formula where they have several for speed.
+    """Hull, Fairgrieve and Tang's algorithm, with one formula where they have several for speed.
 
     r and s are the distances to the branch points, a = (r + s) / 2; beside = sqrt(a² - x²), and
     rise = log(a + sqrt(a² - 1)). The differences a - x and a - 1 are sums of positive terms.
@@ -446,7 +450,7 @@ def _arc(x: Expression, y: Expression) -> _Arc:
     a = 0.5 * (r + s)
     from_r, from_s = r + more, s + less
     inner = 0.5 * (1.0 / from_r + 1.0 / from_s)  # times y²: a - 1 where x < 1, else a - x
-    outer = 0.5 * (y * (y / from_r) + from_s)  # the other one
+    outer = 0.5 * (y * (y / from_r) + from_s)  # the other of the two
     inside, not_outside = x < 1.0, x <= 1.0
     beside = f.sqrt(f.where(not_outside, outer, inner) * (a + x)) * f.where(not_outside, unit, y)
     root = f.sqrt(f.where(inside, inner, outer) * (a + 1.0)) * f.where(inside, y, unit)
@@ -459,7 +463,7 @@ def _arc(x: Expression, y: Expression) -> _Arc:
 
 
 def asinh(a: Parts) -> Parts:
-    """The cuts along the imaginary axis, beyond i and -i."""
+    """The branch cuts are along the imaginary axis, beyond i and -i."""
     x, y = f.absolute(a.real), f.absolute(a.imaginary)
     beside, rise = _arc(y, x)
     imaginary = f.where(a.imaginary == 0.0, y, f.atan2(y, beside))
@@ -467,7 +471,7 @@ def asinh(a: Parts) -> Parts:
 
 
 def asin(a: Parts) -> Parts:
-    """The cuts along the real axis, beyond 1 and -1."""
+    """The branch cuts are along the real axis, beyond 1 and -1."""
     return _over_i(asinh(_times_i(a)))
 
 
@@ -479,24 +483,24 @@ def _acos(a: Parts) -> Parts:
 
 
 def acos(a: Parts) -> Parts:
-    """The cuts along the real axis, beyond 1 and -1.
+    """The branch cuts are along the real axis, beyond 1 and -1.
 
-    The imaginary part of 0.5 + 0 i's is -0, as in C99; PyTorch's complex128 kernel gives 0.
+    For 0.5 + 0 i the imaginary part is -0, as in C99; PyTorch's complex128 kernel gives 0.
     """
     real, rise = _acos(a)
     return Parts(real, -f.copysign(rise, a.imaginary))
 
 
 def acosh(a: Parts) -> Parts:
-    """The cut along the real axis, below 1."""
+    """The branch cut is along the real axis, below 1."""
     angle, rise = _acos(a)
     return Parts(rise, f.copysign(angle, a.imaginary))
 
 
 def atanh(a: Parts) -> Parts:
-    """Of x >= 0: log1p(4 x / ((1 - x)² + y²)) / 4 + i angle(1 - x² - y² + 2 i y) / 2 (Kahan, with other safeguards).
+    """For x >= 0: log1p(4 x / ((1 - x)² + y²)) / 4 + i angle(1 - x² - y² + 2 i y) / 2 (Kahan, with other safeguards).
 
-    The cuts along the real axis, beyond 1 and -1.
+    The branch cuts are along the real axis, beyond 1 and -1.
     """
     x, y = f.absolute(a.real), a.imaginary
     less = 1.0 - x
@@ -505,7 +509,7 @@ def atanh(a: Parts) -> Parts:
     squared = scaled.real * scaled.real + scaled.imaginary * scaled.imaginary
     quotient = 4.0 * (x * scale) / squared * scale
     limits = _range(x)
-    beside = scale == limits.up  # x is 1, and the quotient may be infinite
+    beside = scale == limits.up  # x is 1, and the quotient can be infinite
     one_more = 1.0 + quotient
     rest = f.where(beside, 2.0 * math.log(limits.up), (quotient - (one_more - 1.0)) / one_more)
     rise = 0.25 * (f.log(f.where(beside, 4.0 / squared, one_more)) + rest)
@@ -519,11 +523,11 @@ def atanh(a: Parts) -> Parts:
 
 
 def atan(a: Parts) -> Parts:
-    """The cuts along the imaginary axis, beyond i and -i."""
+    """The branch cuts are along the imaginary axis, beyond i and -i."""
     return _over_i(atanh(_times_i(a)))
 
 
-# By their names in expression.OPERATIONS, where they are there.
+# The names are those of expression.OPERATIONS, for operations that are there.
 FUNCTIONS: dict[str, Callable[..., Parts]] = {
     function.__name__: function
     for function in (

@@ -1,4 +1,4 @@
-"""The error function's relatives, and the normal distribution."""
+"""Functions related to the error function, and the normal distribution."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch_backplane.kernels.special.series import chebyshev_series, even, polyn
 
 _INF, _NAN = math.inf, math.nan
 
-# (distribution(x) - 1/2) / x in s = x², as the ratio of two polynomials, of |x| <= 5.5, beyond which float32 has no
-# number between the distribution and 0 or 1; relative error 2e-8.
+# (distribution(x) - 1/2) / x as a ratio of two polynomials in s = x², for |x| <= 5.5; relative error 2e-8. Beyond 5.5,
+# float32 has no number between the distribution and 0 or 1.
 _NORMAL_ABOVE = (0.3989422738, 0.03345861049, 0.004651464005, 0.0001645707935, 6.301562404e-06, 2.293132404e-08)
 _NORMAL_BELOW = (1.0, 0.2505347007, 0.0284159666, 0.001860629235, 7.216604744e-05, 1.199031168e-06)
 
 
 def _exp_of_square(x: Expression) -> Expression:
-    """exp(x²), where x² rounded would lose digits: the part of x that is a multiple of 1/16 has an exact square."""
+    """exp(x²) without the error of rounding x²: the part of x that is a multiple of 1/16 has an exact square."""
     coarse = f.trunc(x * 16.0) / 16.0
     return f.exp(coarse * coarse) * f.exp((x - coarse) * (x + coarse))
 
@@ -33,7 +33,7 @@ def erfcx(x: Expression) -> Expression:
 
 
 def _erfcinv_tail(q: Expression) -> Expression:
-    """erfcinv(q) of 0 <= q <= 0.29."""
+    """erfcinv(q) for 0 <= q <= 0.29."""
     s = f.sqrt(-f.log(q))
     near = chebyshev_series(tables.ERFCINV_TAIL, (s - 2.05) / 0.95)
     # The table's variable is 3 / s on [0.1, 1].
@@ -50,7 +50,7 @@ def erfinv(y: Expression) -> Expression:
 
 
 def ndtri(p: Expression) -> Expression:
-    """The x below which a normally distributed number is with probability p."""
+    """The inverse of the normal distribution function: the x for which P(X <= x) = p."""
     rest = f.where(p < 0.5, p, 1.0 - p)
     y = 2.0 * p - 1.0
     near = y * chebyshev_series(tables.ERFINV_NEAR, even(0.75, y))
@@ -61,13 +61,13 @@ def ndtri(p: Expression) -> Expression:
 
 
 def log_ndtr(x: Expression) -> Expression:
-    """The logarithm of the probability that a normally distributed number is below x."""
+    """The logarithm of the normal distribution function."""
     t = x * math.sqrt(0.5)
     return f.where(x < -1.0, f.log(erfcx(-t) * 0.5) - t * t, f.log1p(-0.5 * f.erfc(t)))
 
 
 def normal_distribution(x: Expression) -> Expression:
-    """The probability that a normally distributed number is below x; in float32 within 2e-7 of it."""
+    """The normal distribution function, P(X <= x). The absolute error in float32 is at most 2e-7."""
     if x.dtype != torch.float32:
         return 0.5 * (1.0 + f.erf(x * math.sqrt(0.5)))
     s = x * x

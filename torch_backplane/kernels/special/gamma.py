@@ -26,7 +26,7 @@ _BERNOULLI = _bernoulli(12)
 
 
 def digamma(x: Expression) -> Expression:
-    """The recurrence up to 10 (DLMF 5.5.2), the asymptotic series (5.11.2), and reflection for x < 0 (5.5.4)."""
+    """Uses the recurrence up to 10 (DLMF 5.5.2), the asymptotic series (5.11.2), and reflection for x < 0 (5.5.4)."""
     negative = x < 0.0
     start = f.where(negative, 1.0 - x, x)
     y, below = f.while_loop(lambda y, s: y < 10.0, lambda y, s: (y + 1.0, s - 1.0 / y), (start, f.full_like(x, 0.0)))
@@ -40,9 +40,9 @@ def digamma(x: Expression) -> Expression:
 
 
 def zeta(s: Expression, q: Expression) -> Expression:
-    """Hurwitz' zeta function, the sum of (q + k)^-s, by Euler and Maclaurin's formula (DLMF 25.11.5).
+    """Hurwitz' zeta function, the sum of (q + k)^-s, by the Euler-Maclaurin formula (DLMF 25.11.5).
 
-    For q below zero it is what the sum is, which needs a whole s.
+    For q < 0 it is the value of that sum, which requires an integer s.
     """
 
     def more(a: Expression, total: Expression, s: Expression, count: Expression) -> Expression:
@@ -51,17 +51,17 @@ def zeta(s: Expression, q: Expression) -> Expression:
     def add(a: Expression, total: Expression, s: Expression, count: Expression) -> tuple[Expression, ...]:
         return a + 1.0, total + f.power(a + 1.0, -s), s, count + 1.0
 
-    # A sum from far below would take forever.
+    # A sum from a large negative q would take too long.
     start = f.where(q > -1e6, q, 1.0)
     a, total, _, _ = f.while_loop(more, add, (start, f.power(start, -s), s, f.full_like(q, 0.0)))
-    rest = f.power(a, 1.0 - s)  # which is a number where its part, the power, is too small to be one
+    rest = f.power(a, 1.0 - s)  # can be above 0 where a^-s underflows
     power = rest / a
     value = total + rest / (s - 1.0) - 0.5 * power
     term = power * s / a
     for k, b in enumerate(_BERNOULLI):
         value = value + float(b / math.factorial(2 * k + 2)) * term
         term = term * ((s + (2.0 * k + 1.0)) / a) * ((s + (2.0 * k + 2.0)) / a)
-    value = f.where(rest == 0.0, total, value)  # without an infinite s times nothing
+    value = f.where(rest == 0.0, total, value)  # avoids 0 times an infinite s
     value = f.where(q == _INF, _NAN, value)  # as in PyTorch
     value = f.where(q <= -1e6, _NAN, value)
     pole = f.where(q == f.floor(q), _INF, f.where(s == f.floor(s), value, _NAN))
@@ -71,7 +71,7 @@ def zeta(s: Expression, q: Expression) -> Expression:
 
 
 def trigamma(x: Expression) -> Expression:
-    """zeta(2, x), and reflection for x < 0.5 (DLMF 5.15.6)."""
+    """zeta(2, x), with reflection for x < 0.5 (DLMF 5.15.6)."""
     reflect = x < 0.5
     y = f.where(reflect, 1.0 - x, x)
     value = zeta(f.full_like(x, 2.0), y)
@@ -81,32 +81,33 @@ def trigamma(x: Expression) -> Expression:
 
 
 def polygamma_factor(n: int) -> float:
-    """The n-th derivative of digamma is this times zeta(n + 1, x) (DLMF 25.11.12), for n of 1 and more."""
+    """The factor by which zeta(n + 1, x) is the n-th derivative of digamma, for n >= 1 (DLMF 25.11.12)."""
     factorial = float(math.factorial(n)) if n <= 170 else _INF
     return factorial if n % 2 else -factorial
 
 
 def mvlgamma_constant(p: int) -> float:
+    """The term of `mvlgamma` that depends on p only."""
     return p * (p - 1) / 4.0 * math.log(math.pi)
 
 
 def mvlgamma(x: Expression, p: Expression, constant: Expression) -> Expression:
-    """The logarithm of the gamma function of p dimensions; `constant` is `mvlgamma_constant` of p."""
+    """The logarithm of the p-dimensional gamma function; `constant` is `mvlgamma_constant(p)`."""
 
     def add(value: Expression, j: Expression, x: Expression, last: Expression) -> tuple[Expression, ...]:
         return value + f.lgamma(x - 0.5 * j.to(x.dtype)), j + 1, x, last
 
-    # Counted in integers, as p may be.
+    # Counts in integers, whatever the dtype of p.
     last = p.to(torch.int64)
     value, *_ = f.while_loop(lambda value, j, x, last: j < last, add, (constant, f.full_like(last, 0), x, last))
     return value
 
 
-# Incomplete gamma functions. The sum needs some sqrt(a) terms where x is near a, and far fewer elsewhere.
+# Incomplete gamma functions. The series needs about sqrt(a) terms where x is near a, and far fewer elsewhere.
 
 _MOST_TERMS = 1 << 16
 _LARGE = 1e4
-# Of Temme's expansion (DLMF 8.12.12), rows for the powers of 1/a, by powers of eta.
+# Coefficients of Temme's expansion (DLMF 8.12.12): a row for each power of 1/a, by powers of eta.
 _TEMME = (
     (-1 / 3, 1 / 12, -2 / 135, 1 / 864, 1 / 2835, -139 / 777600, 1 / 25515),
     (-1 / 540, -1 / 288, 1 / 378, -77 / 77760),
@@ -115,7 +116,7 @@ _TEMME = (
 
 
 def _density(a: Expression, x: Expression) -> Expression:
-    """x^a exp(-x) / gamma(a + 1). Of large a, Stirling's series (DLMF 5.11.1), where logarithms would cancel."""
+    """x^a exp(-x) / gamma(a + 1). Uses Stirling's series (DLMF 5.11.1) for large a, where logarithms would cancel."""
     small = f.exp(a * f.log(x) - x - f.lgamma(a + 1.0))
     distance = (x - a) / a
     series = [float(b / ((2 * k + 1) * (2 * k + 2))) for k, b in enumerate(_BERNOULLI[:6])]
@@ -125,7 +126,7 @@ def _density(a: Expression, x: Expression) -> Expression:
 
 
 def _by_sum(a: Expression, x: Expression, used: Expression) -> Expression:
-    """The lower function (DLMF 8.11.4), where `used` holds."""
+    """The lower function by its series (DLMF 8.11.4), where `used` holds."""
     tiny = torch.finfo(x.dtype).eps
 
     def more(term: Expression, total: Expression, a: Expression, x: Expression) -> Expression:
@@ -167,16 +168,16 @@ def _by_fraction(a: Expression, x: Expression, used: Expression) -> Expression:
 
 
 def _by_normal_distribution(a: Expression, x: Expression, lower: bool) -> Expression:
-    """Temme's uniform expansion (DLMF 8.12.3 to 8.12.10) of large a, whose coefficients are series around x = a.
+    """Temme's uniform expansion for large a (DLMF 8.12.3 to 8.12.10). Its coefficients are series around x = a.
 
-    Far from there a function of such an a is 0 or 1, which the complementary error function is, too.
+    Far from x = a the function is 0 or 1 for such an a, and so is the complementary error function.
     """
     distance = (x - a) / a
-    # The root of 2 (distance - log(1 + distance)), by a series where the logarithm would cancel.
+    # sqrt(2 (distance - log(1 + distance))), by a series where the difference would cancel.
     near = distance * f.sqrt(2.0 * polynomial([(-1.0) ** k / (k + 2.0) for k in range(16)], distance))
     far = f.copysign(f.sqrt(2.0 * (distance - f.log1p(distance))), distance)
     eta = f.where(f.absolute(distance) < 0.1, near, far)
-    close = f.maximum(f.minimum(eta, 1.0), -1.0)  # beyond which what is multiplied by it is 0
+    close = f.maximum(f.minimum(eta, 1.0), -1.0)  # beyond 1, the factor exp(-exponent²) is 0
     rest = polynomial(_TEMME[-1], close)
     for coefficients in reversed(_TEMME[:-1]):
         rest = polynomial(coefficients, close) + rest / a

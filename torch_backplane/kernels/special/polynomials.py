@@ -1,6 +1,6 @@
-"""Orthogonal polynomials of degree n, which is a number like x (DLMF 18).
+"""Orthogonal polynomials of degree n, where n is an operand like x (DLMF 18).
 
-The recurrences have one rounding where compilers make one of PyTorch's, so that both give the same numbers.
+The recurrences use fma where compilers contract PyTorch's code to it, so that the results are the same as PyTorch's.
 """
 
 from __future__ import annotations
@@ -48,14 +48,21 @@ def _chebyshev(
     at_minus_one: tuple[int, int],
     steps: int = 8,
 ) -> Callable[..., Expression]:
-    """Of one kind. `closed` is the value at cos(angle); at 1 and -1 it is a + b n, at -1 with the sign of (-1)^n. Up
-    to degree `steps` PyTorch takes the recurrence, which is nearer; for shifted polynomials that is another number.
+    """The Chebyshev polynomials of one kind.
+
+    Args:
+        first: the polynomial of degree 1.
+        closed: the value at cos(angle).
+        at_one: (a, b) of the value a + b n at 1.
+        at_minus_one: (a, b) of the value (-1)^n (a + b n) at -1.
+        steps: the degree up to which PyTorch uses the recurrence, which is more accurate; the shifted polynomials pass
+            another number.
     """
 
     def value(x: Expression, n: Expression, steps: int = steps) -> Expression:
         degree = f.trunc(n)
         angle = f.acos(x)
-        # The recurrence would take n steps; where there is a closed form it takes none.
+        # Where the closed form is used, the recurrence takes no steps instead of n.
         by_angle = (degree > float(steps)) & (f.absolute(x) < 1.0)
         stepped = _recurrence(x, f.where(by_angle | (f.absolute(x) == 1.0), 0.0, n), first(x), _chebyshev_step)
         sign = 1.0 - 2.0 * f.absolute(f.fmod(degree, 2.0))
@@ -87,7 +94,7 @@ def hermite_he(x: Expression, n: Expression) -> Expression:
 
 
 def _within_range(n: Expression, value: Expression) -> Expression:
-    """PyTorch gives NaN from the degree on at which numbers of the dtype do not suffice."""
+    """`value`, or NaN from the degree on at which PyTorch considers the range of the dtype insufficient."""
     return f.where(n >= (129.0 if n.dtype == torch.float32 else 513.0), _NAN, value)
 
 

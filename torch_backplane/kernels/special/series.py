@@ -1,4 +1,4 @@
-"""Sums that smooth functions are computed from, and the variables of the tables' series."""
+"""Evaluation of Chebyshev series and polynomials, and the variables of the series in tables.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_backplane.kernels.expression import Expression
 
 
 def chebyshev_series(coefficients: Sequence[float], t: Expression) -> Expression:
-    """c[0] + c[1] T1(t) + …, by Clenshaw's recurrence, as far as t's dtype can see."""
+    """c[0] + c[1] T1(t) + …, by Clenshaw's recurrence, without terms that are negligible in t's dtype."""
     smallest = max(map(abs, coefficients)) * (2.0**-28 if t.dtype == torch.float32 else 0.0)
     used = max(n for n, c in enumerate(coefficients) if abs(c) >= smallest)
     last, before = f.full_like(t, 0.0), f.full_like(t, 0.0)
@@ -29,8 +29,10 @@ def polynomial(coefficients: Sequence[float], x: Expression) -> Expression:
 
 
 def far(low: float, x: Expression) -> Expression:
+    """The variable of a series on [low, infinity]."""
     return 2.0 * low / x - 1.0
 
 
 def even(high: float, x: Expression) -> Expression:
+    """The variable of the series of an even function on [-high, high]."""
     return 2.0 * (x / high) * (x / high) - 1.0
