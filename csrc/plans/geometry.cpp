@@ -107,8 +107,7 @@ int64_t positions_stride(std::optional<int64_t> along, c10::IntArrayRef shape, s
   }
   const auto rank = static_cast<int64_t>(shape.size());
   if (*along < -rank || *along >= rank) {
-    throw py::index_error(
-        c10::str("position dimension ", *along, " is out of range; the number of dimensions is ", rank));
+    throw py::index_error(c10::str("the position in dimension ", *along, " of ", rank));
   }
   return static_cast<int64_t>(dim) == (*along + rank) % rank ? 1 : 0;
 }

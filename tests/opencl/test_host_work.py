@@ -364,7 +364,7 @@ def test_a_result_that_would_have_to_grow_is_an_error() -> None:
         ('call_on_cpu(aten.mm.out, x, x.to("bp:1"), out=x)', ValueError, "some of bp:0 and bp:1"),
         ('LibraryFunction("f", 0, torch.Tensor)', ValueError, "needs its address, and f has none"),
         ('LibraryFunction("f", 1, float)', TypeError, "a parameter of f is torch.Tensor, a dtype or int"),
-        ('LibraryFunction("f", 1, *[int] * 21)', ValueError, "f has 21 parameters, and 20 is the most"),
+        ('LibraryFunction("f", 1, *[int] * 21)', ValueError, "f has 21 parameters, but at most 20 are"),
         ('LibraryFunction("f", 1, int)(1, 2)', ValueError, "f takes 1 arguments, and got 2"),
         ('LibraryFunction("f", 1, torch.Tensor)(3)', TypeError, "argument 0 of f is memory, and got <class 'int'>"),
         ('LibraryFunction("f", 1, int)(3)', TypeError, "needs a bp tensor among its arguments"),

@@ -375,5 +375,5 @@ def test_a_planner_writes_only_to_what_the_schema_says() -> None:
         return self.add_(1.0).clone()
 
     x = torch.ones(4, device=DEVICE)
-    with pytest.raises(RuntimeError, match=r"backplane_plans::sly writes to an argument that .* does not say"):
+    with pytest.raises(RuntimeError, match=r"backplane_plans::sly writes to an argument that .* does not declare"):
         torch.ops.backplane_plans.sly(x)
