@@ -113,7 +113,7 @@ struct Computed {
   Results results;
 };
 
-// The same of a direction.
+// The same for one direction.
 struct ComputedDirection {
   at::Tensor grad, grad_hy, grad_cy;
   Direction given;

@@ -366,7 +366,7 @@ def test_a_result_that_would_have_to_grow_is_an_error() -> None:
         ('LibraryFunction("f", 1, float)', TypeError, "a parameter of f is torch.Tensor, a dtype or int"),
         ('LibraryFunction("f", 1, *[int] * 21)', ValueError, "f has 21 parameters, but at most 20 are"),
         ('LibraryFunction("f", 1, int)(1, 2)', ValueError, "f takes 1 arguments, but got 2"),
-        ('LibraryFunction("f", 1, torch.Tensor)(3)', TypeError, "argument 0 of f must be a tensor, but got <class 'int'>"),
+        ('LibraryFunction("f", 1, torch.Tensor)(3)', TypeError, "argument 0 of f must be a tensor, but got <class"),
         ('LibraryFunction("f", 1, int)(3)', TypeError, "needs a bp tensor among its arguments"),
     ],
 )
