@@ -123,8 +123,8 @@ const char* why_not(
   }
   if (runs_kernels && !computes_on_host(index)) {
     return runs_threads(index)
-        ? "kernels for CPUs need 8 or more queries of up to 256 columns, and support neither dropout nor a gradient for "
-          "the mask"
+        ? "kernels for CPUs need 8 or more queries of up to 256 columns, and support neither dropout nor a gradient "
+          "for the mask"
         : "there is no kernel for the device's target, or the device has too little local memory";
   }
   // The CPU's flash kernel

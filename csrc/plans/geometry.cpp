@@ -385,8 +385,8 @@ void bind_geometry(py::module_& module) {
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
       py::arg("width"), py::arg("shortest_row"), py::arg("most_rows"), py::arg("tile_memory"), py::arg("tile_side"),
       "Return (the arguments of a Layout, sizes, strides), as in kernels.layouts.geometry, for inputs that broadcast "
-      "to the outputs' shape. `positions`: one entry for each operand that is an element's index rather than memory: the "
-      "dimension that it counts along, or None for the linear index.");
+      "to the outputs' shape. `positions`: one entry for each operand that is an element's index rather than memory: "
+      "the dimension that it counts along, or None for the linear index.");
   module.def(
       "reduction_geometry", &reduction_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("dims"),
       "Return (wide, sizes and strides of the kept dimensions, sizes and strides of the reduced dimensions), as in "

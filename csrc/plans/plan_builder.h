@@ -7,7 +7,7 @@
 
 namespace backplane {
 
-// Returns a PlanBuilder for the call, which must outlive it.
+// Returns a PlanBuilder for the call. The call must outlive the builder.
 pybind11::object new_plan_builder(PlannedCall& call);
 // Takes the finished plan out of the builder and compiles its tape.
 DynamicShapePlan finished_plan(const pybind11::object& builder);

@@ -88,7 +88,7 @@ class PlannedOperator {
   // Seconds that each part of `times` calls takes, for benchmarks/overhead.py. The arguments must have a plan. The
   // device sleeps meanwhile, for 50 µs per call: a CPU device would otherwise compete for the cores.
   struct Times {
-    double call = 0; // the whole call through the dispatcher; dispatch is the remainder of the parts below
+    double call = 0; // the whole call through the dispatcher; what the parts below do not cover is dispatch
     double signature = 0; // computing the signature and finding the plan
     double allocation = 0; // allocating and freeing the plan's memory
     double launch = 0; // launching the plan's kernels
