@@ -8,7 +8,7 @@ from typing import NamedTuple
 _PLACE = re.compile(r"\b(argument|allocation|kept) (\d+)(?: \+ (\d+))?( \(written\))?")
 _ALLOCATION = re.compile(r"allocate (\d+): (\d+) bytes")
 _COPY = re.compile(r"copy (\d+) bytes from (.*) to (.*)")
-_OTHERS = ("free ", "take ", "check ", "planned at each call: ", "no planner does it: ")
+_OTHERS = ("free ", "take ", "check ", "planned at each call: ", "not planned: ")
 
 
 class Plan(NamedTuple):

@@ -120,7 +120,7 @@ def test_replay_allocates_and_frees_what_the_sequence_says() -> None:
     ("events", "allocator", "message"),
     [
         (array("q", [0, 1000]), "tcmalloc", "allocator must be 'bp', 'data_ptr' or 'malloc', not 'tcmalloc'"),
-        (array("q", [-1, 1000]), "bp", "slots are numbers from 0 on, not -1"),
+        (array("q", [-1, 1000]), "bp", "slots must not be negative, but got -1"),
         (array("q", [0]), "bp", "pairs of 64-bit integers"),
         (array("i", [0, 1000]), "bp", "pairs of 64-bit integers"),
     ],

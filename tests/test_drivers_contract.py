@@ -471,7 +471,7 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
     message = succeeds(run(code))
-    assert "an external stream is made from the bp_stream of a stream of bp:0, and 12345 is none" in message
+    assert "an external stream must be made from the bp_stream of a stream of bp:0, but got 12345" in message
 
 
 @pytest.mark.parametrize(

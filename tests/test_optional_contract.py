@@ -407,7 +407,7 @@ assert torch.bp.ExternalStream(queue) == external
 torch.bp.synchronize()
 """, "adopts")  # fmt: skip
     assert printed[0] == "ValueError: the queue 65536 is not of the context 0xC0"
-    assert printed[1].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0, and")
+    assert printed[1].startswith("RuntimeError: an external stream must be made from the bp_stream of a stream of bp:0")
     assert printed[2].startswith("RuntimeError: bp:0 has 256 external streams, which is the maximum")
 
 
@@ -418,7 +418,7 @@ print(raised(lambda: torch.bp.ExternalStream(driver.foreign_queue())))
 print(raised(torch.bp.native_context))
 assert (x + 1).tolist() == [1.0] * 8
 """)
-    assert "is none; a native handle it cannot be, as the driver offering has no adopt_stream() method" in printed[0]
+    assert "; native handles are not accepted, because the driver offering has no adopt_stream() method" in printed[0]
     assert printed[1:] == [
         "NotImplementedError: bp:0 has no native context: the driver offering sets no native_context"
     ]
@@ -491,7 +491,7 @@ assert (x + 1).sum().item() == 2000
     assert printed[0].startswith(" does not belong to the context of ")
     assert "create it in torch.bp.native_context()" in printed[0]
     assert all(line.startswith(" is not a command queue of the platform of ") for line in printed[1:4])
-    assert printed[4].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0")
+    assert printed[4].startswith("RuntimeError: an external stream must be made from the bp_stream of a stream of bp:0")
 
 
 # --- binaries, and what kernels use ----------------------------------------------------------------------------------

@@ -276,9 +276,9 @@ driver.library().unlink_all()
         "RuntimeError: this event cannot be shared with other processes: it was first recorded by another method than "
         "torch.bp.Event.record() or torch.bp.Stream.record_event()",
         "ValueError: events that are shared between processes measure no time: enable_timing must be False",
-        "ValueError: a handle has 64 bytes, and this one 5",
+        "ValueError: a handle has 64 bytes, but got 5",
         f"{where} importing an event: import_event answered -1",
-        "ValueError: 1000 bytes from 512 on do not lie in a segment of 1024",
+        "ValueError: 1000 bytes at offset 512 do not fit in a segment of size 1024",
         f"{where} importing memory: import_memory answered -1",
         f"{where} exporting memory: export_memory answered 7",
     ]

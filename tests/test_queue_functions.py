@@ -191,7 +191,7 @@ print(raised(lambda: QueueFunction("axpy", driver.library().axpy, *AXPY)(*given)
 print(raised(lambda: QueueFunction("axpy", driver.library().axpy, *AXPY, explain=lambda status: {}[status])(*given)))
 """)
     start = "AcceleratorError: bp:0 (Queued C accelerator) failed while calling axpy for no operator: axpy answered 9"
-    assert printed.splitlines() == [start, f"{start}, which is: not known, as what explains it raised KeyError: 9"]
+    assert printed.splitlines() == [start, f"{start}, which is: unknown, because explain raised KeyError: 9"]
 
 
 def test_functions_live_as_long_as_plans_that_call_them(queued: Run) -> None:
@@ -258,11 +258,13 @@ assert torch.equal(whole.cpu(), y) and torch.allclose(lazy.cpu(), y + 2 * x)
         ('QueueFunction("f", 1, int)', "TypeError: a parameter of f is"),
         ('QueueFunction("f", 1, torch.complex64)', "TypeError: kernel parameters cannot have dtype"),
         ('QueueFunction("f", 1, "input", explain=3)', "TypeError: explain of f is a function of a status, or None,"),
-        ("axpy(y.to('bp'))", "ValueError: axpy takes 5 arguments, and got 1"),
+        ("axpy(y.to('bp'))", "ValueError: axpy takes 5 arguments, but got 1"),
         ("axpy(1, 2, 3, 4, 5)", "TypeError: axpy needs a bp tensor among its arguments"),
-        ("axpy(y.to('bp'), 2, 3, 4, 5)", "TypeError: argument 1 of function axpy is memory, and got <class 'int'>"),
-        ("axpy(y, y, y, 4, 5)", "ValueError: argument 0 of function axpy is on cpu, and its memory must be on bp"),
-        ("axpy(y.to('bp'), y, y, 4, 5)", "ValueError: argument 1 of function axpy is on cpu, and the function on bp:0"),
+        ("axpy(y.to('bp'), 2, 3, 4, 5)",
+         "TypeError: argument 1 of function axpy must be a tensor, but got <class 'int'>"),
+        ("axpy(y, y, y, 4, 5)", "ValueError: argument 0 of function axpy is on cpu, but must be on a bp device"),
+        ("axpy(y.to('bp'), y, y, 4, 5)",
+         "ValueError: argument 1 of function axpy is on cpu, but the function is on bp:0"),
         ("axpy(*[y.to('bp')] * 3, 'a', 5)", "RuntimeError: Unable to cast"),
         ("axpy(*[torch._neg_view(y.to('bp'))] * 3, 1, 5)", "ValueError: argument 0 of function axpy is lazily"),
     ],
@@ -281,7 +283,7 @@ def wrong(call: Call, y, x):
     return x * 2
 print(raised(lambda: torch.ops.backplane_queue_functions.wrong(y.to("bp"), x.to("bp"))))
 """)
-    assert "writes to an argument that the operator's schema does not say is written" in printed
+    assert "writes to an argument that the operator's schema does not declare as written" in printed
 
 
 def test_drivers_without_a_native_launcher_refuse(tmp_path: Path) -> None:
@@ -296,8 +298,8 @@ print(raised(lambda: QueueFunction("f", 1, "output")(x)))
 """, tmp_path, TORCH_BACKPLANE_DRIVERS="gated")  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout == (
-        "RuntimeError: f cannot be called on bp:0 (Gated): its driver has no native launcher, whose queue the function "
-        "could be given\n"
+        "RuntimeError: f cannot be called on bp:0 (Gated): library calls need a driver with a native launcher, which "
+        "provides the queue\n"
     )
 
 

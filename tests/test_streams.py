@@ -276,7 +276,7 @@ def test_other_numbers_are_no_streams() -> None:
     for number in (0, 1, 12345, -1, 2**64, stream.bp_stream + 8, stream.bp_stream):
         for made in (torch.bp.ExternalStream, torch.bp.get_stream_from_external):
             # OpenCL's driver takes handles of OpenCL, and says of others that they are none.
-            text = f"^an external stream is made from the bp_stream of a stream of bp:0, and {number} is none"
+            text = f"^an external stream must be made from the bp_stream of a stream of bp:0, but got {number};"
             with pytest.raises((RuntimeError, ValueError), match=f"{text}|^[0-9]+ is not a command queue"):
                 made(number, device=0)
     with pytest.raises(TypeError):

@@ -1,5 +1,6 @@
-// Scaled dot product attention, in one pass by kernels or by the CPU's flash kernel (torch_backplane/operators/attention.py).
-// Where a device has neither for a call it is the composite form. Devices without kernels take the CPU's where the CPU would.
+// Fused scaled dot product attention, by one-pass kernels or PyTorch's CPU flash kernel
+// (torch_backplane/operators/attention.py). Calls that neither supports use PyTorch's composite form. Devices without
+// kernels use the CPU flash kernel where the CPU would.
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/native/DispatchStub.h>
@@ -24,13 +25,14 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 enum class Way {
-  Composed, // of products and a softmax
-  OnePass, // by kernels, or by the CPU's where the planner finds it quicker
-  Host, // by the CPU's kernel, in stream order
+  Composed, // matrix products and a softmax; on devices without kernels, the CPU flash kernel as a fallback
+  OnePass, // one-pass kernels, or the CPU flash kernel where the planner expects it to be faster
+  Host, // the CPU flash kernel, in stream order
 };
 
-// Of a processor's kernels, which compute some rows at once: how many queries are worth it, and the most columns.
-constexpr int64_t kFewestQueries = 8, kMostColumns = 256; // as attention_lanes.py has the latter
+// Limits of the kernels for CPUs, which compute several rows at a time: the fewest queries that pay off, and the most
+// columns.
+constexpr int64_t kFewestQueries = 8, kMostColumns = 256; // the latter as in attention_lanes.py
 
 Way way_of(const Tensor& query, const Tensor& value, double dropout_p) {
   const auto index = query.device().index();
@@ -45,7 +47,7 @@ bool is_probability(double p) {
   return p >= 0 && p <= 1;
 }
 
-// Whether a mask can be expanded to the scores.
+// Whether the mask can be expanded to the shape of the scores.
 bool fits(const Tensor& mask, const std::array<c10::SymInt, 4>& scores) {
   for (int64_t i = 1; i <= mask.dim(); ++i) {
     if (i > 4 || (mask.sym_size(-i) != 1 && mask.sym_size(-i) != scores[4 - i])) {
@@ -55,7 +57,7 @@ bool fits(const Tensor& mask, const std::array<c10::SymInt, 4>& scores) {
   return true;
 }
 
-// Whether the kernels serve this.
+// Whether the one-pass kernels support the operands.
 bool is_one_pass(
     const Tensor& query,
     const Tensor& key,
@@ -77,21 +79,22 @@ bool is_one_pass(
       (!mask.has_value() || fits(*mask, {query.sym_size(0), heads, query.sym_size(2), key.sym_size(2)}));
 }
 
-// Whether PyTorch's flash kernel of the CPU serves this, of what fits together; as use_flash_attention_cpp has it.
+// Whether PyTorch's CPU flash kernel supports operands of matching sizes: the conditions of PyTorch's
+// use_flash_attention_cpp.
 bool is_flash_on_cpu(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double dropout_p) {
   const bool are_rows = query.sym_stride(3) == 1 && key.sym_stride(3) == 1 && value.sym_stride(3) == 1;
   return are_rows && dropout_p == 0 && query.sym_size(3) == value.sym_size(3) &&
       (!mask.has_value() || mask->dim() == 2 || mask->dim() == 4);
 }
 
-// Each of these names means the one fused attention of a device.
+// A device has one fused attention. Each of these backends enables it.
 bool is_fusing_enabled() {
   const auto& context = at::globalContext();
   return context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP() ||
       context.userEnabledOverrideableSDP();
 }
 
-// Why the fused operator does not serve this; nullptr where it does.
+// Why the fused operator does not support the call; nullptr if it does.
 const char* why_not(
     const Tensor& query,
     const Tensor& key,
@@ -104,8 +107,8 @@ const char* why_not(
     return "every SDPBackend that selects it is disabled: FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE";
   }
   const char* sizes =
-      "query, key and value need four dimensions, one floating dtype, sizes that fit together and elements, and a mask has to "
-      "expand to the scores";
+      "query, key and value need four dimensions, the same floating-point dtype, matching sizes and at least one "
+      "element, and the mask must be expandable to the scores";
   if (!is_one_pass(query, key, value, mask, dropout_p, enable_gqa)) {
     return sizes;
   }
@@ -116,17 +119,19 @@ const char* why_not(
   }
   if (runs_kernels && !computes_on_host(index)) {
     return runs_threads(index)
-        ? "a processor's kernel is for 8 queries or more, of up to 256 columns, without dropout and a gradient of the mask"
-        : "it has no kernel for the device's target, or not the local memory";
+        ? "kernels for CPUs need 8 or more queries of up to 256 columns, and support neither dropout nor a gradient "
+          "for the mask"
+        : "there is no kernel for the device's target, or the device has too little local memory";
   }
   // The CPU's flash kernel
   if (wants_mask_gradient) {
-    return "the CPU's flash kernel gives no gradient for the mask";
+    return "the CPU's flash kernel does not compute a gradient for the mask";
   }
   if (runs_kernels && query.sym_size(1) != key.sym_size(1)) {
-    return "the CPU's flash kernel has no shared heads on this device";
+    return "the CPU's flash kernel does not support shared heads (enable_gqa) on this device";
   }
-  return is_flash_on_cpu(query, key, value, mask, dropout_p) ? nullptr : "the CPU would not take its flash kernel";
+  return is_flash_on_cpu(query, key, value, mask, dropout_p) ? nullptr
+                                                             : "the CPU's flash kernel does not support the call";
 }
 
 int64_t choose(
@@ -139,7 +144,7 @@ int64_t choose(
     std::optional<double> scale,
     bool enable_gqa) {
   const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
-  // The CPU's kernels refuse it, the composite form would leave out what is below 0.
+  // CPU kernels check the probability, but the composite form ignores a negative one.
   TORCH_CHECK(
       !runs_kernels || is_probability(dropout_p), "dropout probability has to be between 0 and 1, but got ", dropout_p);
   if (!is_fusing_enabled() && !at::globalContext().userEnabledMathSDP()) {
@@ -154,11 +159,12 @@ int64_t choose(
   }
   TORCH_CHECK(
       at::globalContext().userEnabledMathSDP(),
-      "No available kernel. Aborting execution. SDPBackend.MATH is disabled, and of the fused one: ", reason);
+      "No available kernel. Aborting execution. SDPBackend.MATH is disabled, and fused attention is not available: ",
+      reason);
   return static_cast<int64_t>(at::SDPBackend::math);
 }
 
-// The chance of a weight to be kept, where there is dropout.
+// The probability that a weight is kept; nullopt without dropout.
 std::optional<double> kept_of(double dropout_p) {
   return dropout_p == 0 ? std::nullopt : std::optional<double>(1 - dropout_p);
 }
@@ -178,18 +184,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     std::optional<double> scale) {
   torch::jit::Stack stack;
   if (way_of(query, value, dropout_p) != Way::Composed) {
-    // As choose() has it; calls that go past it are refused here.
+    // choose() checks this, too, but direct calls of the operator bypass it.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
-        "attention in one pass takes four dimensions of one dtype that fit together, and a probability; got sizes ",
+        "fused attention needs four-dimensional operands of one floating-point dtype and matching sizes, and a "
+        "dropout_p between 0 and 1, but got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     TORCH_CHECK(
         way_of(query, value, dropout_p) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
-        "the host's attention takes no dropout and as many heads of keys as of queries");
+        "the CPU's flash kernel does not support dropout, and needs as many heads of keys as of queries");
     static const auto one_pass = find_operator("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
     one_pass.callBoxed(stack);
-    // Seed and offset are one tensor of the device: plans are replayed with others.
+    // Seed and offset are one tensor on the device, because they differ in each replay of a plan.
     const Tensor state = stack[2].toTensor();
     return {
         stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
@@ -238,9 +245,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
 }
 
-// query, key and value have four dimensions; the key and the value may have fewer heads. The second result is, for each
-// query, the logarithm of what its softmax was divided by; the third, where weights are `kept` with a chance, the state
-// of the generator that the gradients need.
+// query, key and value have four dimensions; key and value can have fewer heads. `kept`: the probability that a weight
+// is kept, with dropout. The second result is, for each query, the logarithm of its softmax's denominator. The third is
+// the generator's state, which the backward needs with dropout.
 TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float scale, float? kept) -> "

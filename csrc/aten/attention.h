@@ -1,4 +1,4 @@
-// Which attention there is (attention.cpp).
+// The choice between fused and composite attention (attention.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace backplane {
 
-// Why attention of bp tensors is composed of products and a softmax; empty where it is fused.
+// Why attention of bp tensors uses the composite form; empty if it is fused.
 std::string why_attention_is_composed(
     const at::Tensor& query,
     const at::Tensor& key,

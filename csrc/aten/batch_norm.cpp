@@ -1,4 +1,5 @@
-// Batch norm of no elements where there is no float64: PyTorch gives it statistics in the dtype that its CPU kernels compute in.
+// Batch norm of empty inputs on devices without float64. PyTorch would create the statistics in the dtype in which its
+// CPU kernels accumulate, which is float64 for float32.
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_batch_norm_impl_index", &batch_norm_impl_index);
 }
 
-// Differentiable, since it calls nothing but differentiable functions.
+// Needs no autograd formula, because it only calls differentiable functions.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_batch_norm_impl_index", &batch_norm_impl_index);
 }

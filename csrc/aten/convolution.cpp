@@ -1,6 +1,5 @@
-// Convolution. PyTorch gives it to other devices under names of their own («overrideable»), for which the CPU has no
-// kernel; the arguments are those of the CPU's convolution. This is what no planner does
-// (torch_backplane/operators/convolution.py).
+// The CPU fallback of convolutions that no planner handles (torch_backplane/operators/convolution.py). On other devices
+// PyTorch calls "overrideable" operators, which have no CPU kernel. Their arguments are those of the CPU's convolution.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -15,7 +14,7 @@ void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   run_on_cpu(op, kernel, stack);
 }
 
-// convolution_backward takes the sizes of the bias, where the overrideable form only says whether its gradient is wanted.
+// convolution_backward takes the sizes of the bias. The overrideable operator only has whether its gradient is needed.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& grad_output,
     const at::Tensor& input,

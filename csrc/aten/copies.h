@@ -1,25 +1,26 @@
-// Which way a copy goes. Asked of tensors by copy.cpp, and of traced ones by torch_backplane/planning/views.py.
+// The choice of how to perform a copy within a device. Used by copy.cpp for tensors, and by
+// torch_backplane/planning/views.py in traces.
 #pragma once
 
 namespace backplane {
 
-// What there is to know of a copy. Each is asked only where the way depends on it: of symbols, an answer is a guard.
+// The facts that the choice depends on. Each is queried only if it matters, because in a trace every answer is a guard.
 class CopyFacts {
  public:
   virtual ~CopyFacts() = default;
-  // Both have the same dtype, sizes and strides, and are conjugated and negated lazily or not.
+  // Both tensors have the same dtype, sizes, strides, and conjugate and negative bits.
   virtual bool is_alike() const = 0;
   virtual bool shares_storage() const = 0;
-  // Of such that do: whether the first elements are one.
+  // For tensors that share a storage: both have the same first element.
   virtual bool starts_alike() const = 0;
-  // The elements lie side by side, each once.
+  // The elements are non-overlapping and dense.
   virtual bool is_dense() const = 0;
 };
 
 enum class CopyWay {
-  Nothing, // the elements are there already
-  Bytes, // one run of them, by the device's own copy
-  Elements // each from its place to its place: by a kernel, or by the CPU where there are none
+  Nothing, // source and destination are the same elements
+  Bytes, // one contiguous copy by the device
+  Elements // element by element: by a kernel, or by the CPU on devices without kernels
 };
 
 CopyWay copy_way(const CopyFacts& facts);

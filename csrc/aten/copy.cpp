@@ -39,7 +39,7 @@ CopyWay copy_way(const CopyFacts& facts) {
     return CopyWay::Elements;
   }
   if (facts.shares_storage() && facts.starts_alike()) {
-    return CopyWay::Nothing; // also where it is expanded, as PyTorch has it
+    return CopyWay::Nothing; // also for expanded tensors, as in PyTorch
   }
   return facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
 }
@@ -74,7 +74,7 @@ class TensorFacts final : public CopyFacts {
   const at::Tensor& destination_;
 };
 
-// Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
+// Waits for the stream, or, for a non-blocking copy with pinned memory, records that the stream uses the memory.
 void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_blocking) {
   const auto& pointer = host.storage().data_ptr();
   if (non_blocking && is_pinned(pointer.get()) &&
@@ -87,7 +87,7 @@ void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_block
 void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   const size_t bytes = source.nbytes();
   WriteWatch::wrote(destination.storage());
-  void* to = destination.mutable_data_ptr(); // first: the source may share its storage
+  void* to = destination.mutable_data_ptr(); // first: it can change the address of a source in the same storage
   const void* from = source.const_data_ptr();
   if (to == from) {
     return;
@@ -125,8 +125,8 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   }
 }
 
-// Between two devices: the destination's stream waits for the source's work, and the source's stream for the copy, so that
-// neither memory is reused too early.
+// Copies between two devices. The destination's stream waits for the source's stream, and afterwards the source's
+// stream waits for the copy, so that neither memory is reused too early.
 void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination) {
   note_not_replayable("it copies between two devices");
   WriteWatch::wrote(destination.storage());
@@ -159,7 +159,7 @@ void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination)
   copy_bytes(host, destination, /*non_blocking=*/false);
 }
 
-// The elements as they are in memory.
+// The elements as stored in memory, without conjugate and negative bits.
 at::Tensor without_lazy_bits(const at::Tensor& tensor) {
   if (!tensor.is_conj() && !tensor.is_neg()) {
     return tensor;
@@ -170,8 +170,8 @@ at::Tensor without_lazy_bits(const at::Tensor& tensor) {
   return stored;
 }
 
-// Within a device: any dtypes and strides, in stream order, by a planner (torch_backplane/operators/tensor_shape.py) where
-// kernels run.
+// Copies within a device, with any dtypes and strides, in stream order. On devices that run kernels, by a planner
+// (torch_backplane/operators/tensor_shape.py).
 void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("backplane::copy_elements", "")
@@ -181,7 +181,7 @@ void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
       source.is_neg() != destination.is_neg());
 }
 
-// One device at most, any dtypes, strides and conjugate bits: by the CPU's copy kernel on stand-ins.
+// Copies with the CPU's copy kernel on stand-ins, with any dtypes, strides and conjugate bits. At most one bp device.
 void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
   CpuMirror mirror(is_bp(destination) ? destination.device().index() : source.device().index());
   at::Tensor from = is_bp(source) ? mirror.stand_in(source, false) : source;
@@ -194,9 +194,9 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
   mirror.finish();
 }
 
-// Whether a tensor's elements lie so far apart that a copy of their memory would mostly be of the gaps between them.
+// Whether a large tensor's elements fill at most half of the memory range that it covers.
 bool is_spread(const at::Tensor& tensor) {
-  constexpr int64_t kLeastElements = 1 << 14; // fewer are copied sooner than a kernel begins
+  constexpr int64_t kLeastElements = 1 << 14; // copying fewer takes less time than launching a kernel
   int64_t reach = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     reach += (tensor.size(dim) - 1) * tensor.stride(dim);
@@ -204,7 +204,7 @@ bool is_spread(const at::Tensor& tensor) {
   return reach >= kLeastElements && reach / 2 >= tensor.numel();
 }
 
-// Between the CPU and a device that runs kernels on memory of its own.
+// Whether to pack the elements for a copy between the CPU and a device that runs kernels and is not host-accessible.
 bool is_to_be_packed(const at::Tensor& source, const at::Tensor& destination) {
   const at::Tensor& there = is_bp(source) ? source : destination;
   const Device& owner = device(there.device().index());
@@ -212,7 +212,7 @@ bool is_to_be_packed(const at::Tensor& source, const at::Tensor& destination) {
       is_spread(there);
 }
 
-// The elements cross side by side; a kernel takes them from where they lie, or puts them there.
+// Transfers the elements contiguously. A kernel on the device gathers or scatters them.
 void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   if (is_bp(source)) {
     const at::Tensor packed = at::empty(source.sizes(), source.options());
@@ -231,7 +231,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (C10_LIKELY(!(self.key_set() | source.key_set()).has_any(kLazyBits))) {
     return at::native::copy_(self, source, non_blocking);
   }
-  // copy_from() handles these bits. PyTorch's fallbacks for them would call copy_() and _copy_from again, without end.
+  // copy_from() handles these bits. PyTorch's fallbacks for them would recurse endlessly through copy_() and
+  // _copy_from.
   const c10::impl::ExcludeDispatchKeyGuard guard(kLazyBits);
   return at::native::copy_(self, source, non_blocking);
 }
@@ -242,12 +243,12 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = keys.excluded_ - kLazyBits; // see copy_()
   const c10::impl::ForceDispatchKeyGuard guard(keys);
-  TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
+  TORCH_CHECK(source.defined() && destination.defined(), "source and destination of a copy must be defined tensors");
   const CopyWay way = copy_way(TensorFacts(source, destination));
   if (way == CopyWay::Nothing) {
     return destination;
   }
-  // As PyTorch's iterator has it, which is not asked where a device copies by itself.
+  // The checks of TensorIterator, which copies by the device bypass.
   at::assert_no_internal_overlap(destination);
   at::assert_no_partial_overlap(destination, source);
   if (source.sizes() != destination.sizes()) { // PyTorch leaves the check to the kernel
@@ -260,11 +261,11 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
     return destination;
   }
   if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
-    // The bytes cross as they are, what else there is to change happens on the destination's side.
+    // Transfer the bytes unchanged, and convert on the destination's device.
     if (way == CopyWay::Bytes) {
       copy_bytes_between(source, destination);
     } else if (!device(destination.device().index()).properties().supports(source.scalar_type())) {
-      destination.copy_(source.to(at::kCPU)); // the destination cannot hold the elements before they are converted
+      destination.copy_(source.to(at::kCPU)); // the destination's device does not support the source's dtype
     } else {
       const at::Tensor dense = source.is_non_overlapping_and_dense() ? source : source.contiguous();
       at::Tensor moved = at::empty_like(dense, dense.options().device(destination.device()));
@@ -309,7 +310,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
 }
 
-// For calls that the planner leaves to the CPU. What is in `source` goes to `destination`, conjugated and negated if asked.
+// For calls that the planner leaves to the CPU: copies the elements, conjugated and negated if requested.
 void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destination, bool conjugate, bool negate) {
   const at::Tensor conjugated = conjugate ? source.conj() : source;
   destination.copy_(negate ? conjugated._neg_view() : conjugated);

@@ -1,5 +1,5 @@
-// Operators of the CPU's whose results go where arguments say, for planners that have the host compute on the device's memory
-// (torch_backplane.planning.host): PyTorch has them without `out=` only, or with results that are always wanted.
+// CPU operators that write their results to arguments, for host callbacks of planners (torch_backplane.planning.host).
+// PyTorch has these operators only without out=, or with an out= variant that always needs all results.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -14,7 +14,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// The gradients that there is a tensor for. PyTorch's overload with `out=` wants all three.
+// Computes only the gradients that have a tensor. PyTorch's out= variant needs tensors for all three.
 void convolution_backward_out(
     const Tensor& grad,
     const Tensor& input,
@@ -39,8 +39,8 @@ void convolution_backward_out(
   }
 }
 
-// Without dropout, as the arguments of backplane::attention (attention.cpp). PyTorch's kernels have heads next to columns, which
-// seldom is what a place has.
+// The arguments are those of backplane::attention (attention.cpp), without dropout. PyTorch's kernels return results
+// with heads next to columns in memory, which `out` seldom has, so the results are copied.
 void attention_out(
     const Tensor& query,
     const Tensor& key,

@@ -1,5 +1,5 @@
-// Dropout's fused form, where no planner does it. The CPU kernel draws from the CPU's generator; this one draws from the
-// bp device's.
+// native_dropout for calls that no planner handles. The CPU kernel would draw from the CPU's generator; this draws from
+// the bp device's.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>

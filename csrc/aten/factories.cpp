@@ -1,4 +1,4 @@
-// Operators that make bp tensors or look at their storage differently: factories, views, resize_ and set_.
+// Operators that create bp tensors or change their view of a storage: factories, views, resize_ and set_.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
@@ -20,7 +20,7 @@
 namespace backplane {
 namespace {
 
-// Checks what every factory checks, and makes the device current while the storage is allocated.
+// Checks the arguments common to all factories, and makes the device current while the storage is allocated.
 class FactoryGuard {
  public:
   FactoryGuard(
@@ -31,7 +31,8 @@ class FactoryGuard {
       : dtype(c10::dtype_or_default(dtype)) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         c10::layout_or_default(layout) == c10::kStrided,
-        "bp tensors are strided; a tensor of layout ", c10::layout_or_default(layout), " cannot be made on bp");
+        "bp tensors must be strided; a tensor with layout ", c10::layout_or_default(layout),
+        " cannot be created on bp");
     TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
     const auto index = checked_index(c10::device_or_default(device).index());
     check_dtype(index, this->dtype);
@@ -87,7 +88,7 @@ at::Tensor empty_strided(
       at::detail::empty_strided_generic(size, stride, &allocator_of(current_device()), kKeys, guard.dtype));
 }
 
-// A tensor of zeros that has no memory; autograd's forward mode uses it.
+// Creates a tensor of zeros without memory. Autograd's forward mode uses it.
 at::Tensor efficient_zero_tensor(
     c10::IntArrayRef size,
     std::optional<c10::ScalarType> dtype,
@@ -147,7 +148,7 @@ at::Tensor& set_(at::Tensor& self) {
   return set_storage(self, make_storage(self.device().index(), 0), 0, {0}, {});
 }
 
-// Views as another dtype make tensors past the factories, so they check what the factories check.
+// Views with another dtype bypass the factories, so they check the dtype themselves.
 at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
   check_dtype(self.device().index(), dtype);
   return at::native::view_dtype(self, dtype);

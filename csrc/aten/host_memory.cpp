@@ -1,5 +1,5 @@
-// PyTorch's operators that are composed for any device and read the memory of their operands on the host all the same: they
-// run on the CPU, as those without a kernel do.
+// PyTorch's composite operators that read their operands' memory on the host, whatever the device is. They use the CPU
+// fallback instead.
 #include <torch/library.h>
 
 #include "fallback/fallback.h"

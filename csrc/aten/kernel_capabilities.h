@@ -1,5 +1,5 @@
-// What the runtime must know of a device that runs kernels to choose a way before a planner is asked. Python tells it when the
-// device is discovered (torch_backplane/operators/kernel_capabilities.py).
+// Facts about a device's kernels on which the runtime decides before a planner runs. Python sets them when the device
+// is discovered (torch_backplane/operators/kernel_capabilities.py).
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,14 +7,16 @@
 namespace backplane {
 
 struct KernelCapabilities {
-  bool attends_in_one_pass = false; // by kernels (torch_backplane/operators/attention.py)
-  bool runs_threads = false; // work items are a processor's: where the host sees the memory, its libraries are at least as good
+  bool attends_in_one_pass = false; // has one-pass attention kernels (torch_backplane/operators/attention.py)
+  // Work items do not run in lockstep: the device is a CPU. If the host can access its memory, the host's libraries are
+  // at least as fast as kernels.
+  bool runs_threads = false;
 };
 
 void set_kernel_capabilities(c10::DeviceIndex device, KernelCapabilities capabilities);
 bool attends_in_one_pass(c10::DeviceIndex device);
 bool runs_threads(c10::DeviceIndex device);
-// Whether the host computes on the device's memory what it has better libraries for. Not of devices without kernels.
+// Whether the host runs its libraries on the device's memory where they are faster. False for devices without kernels.
 bool computes_on_host(c10::DeviceIndex device);
 
 } // namespace backplane

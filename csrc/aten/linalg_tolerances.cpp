@@ -1,5 +1,5 @@
-// torch.linalg.pinv and matrix_rank where a device has no float64. PyTorch makes their tolerances tensors of float64 on any
-// device but Metal's; here they are of the matrix's own dtype, in which the singular values are that they are held against.
+// torch.linalg.pinv and matrix_rank on devices without float64. PyTorch creates their tolerances as float64 tensors on
+// every device but MPS. Here they have the dtype of the singular values that they are compared with.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_matrix_rank.h>
@@ -22,7 +22,7 @@ using at::Tensor;
 using Number = std::optional<double>;
 using OptionalTensor = std::optional<Tensor>;
 
-// Else PyTorch's way works, or has the error for what is no matrix.
+// Otherwise PyTorch's implementation works, or raises the error for inputs that are not matrices.
 bool needs_own_dtype(const Tensor& self) {
   return self.dim() >= 2 && !device(self.device().index()).properties().supports(c10::kDouble);
 }
@@ -31,8 +31,8 @@ double epsilon(c10::ScalarType dtype) {
   return dtype == c10::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
-// The absolute and the relative tolerance, by PyTorch's rule: where none is given, the relative one is the dtype's epsilon
-// times the larger size, unless the absolute one is above 0.
+// Returns the absolute and the relative tolerance by PyTorch's rule: the default rtol is the dtype's epsilon times the
+// larger size, or 0 where atol is above 0.
 std::pair<Tensor, Tensor> tolerances(const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol) {
   const auto real = c10::toRealValueType(self.scalar_type());
   const auto options = self.options().dtype(real);
@@ -112,13 +112,13 @@ void declare(torch::Library& m) {
   m.impl("linalg_matrix_rank.atol_rtol_tensor", &matrix_rank_by_tensors);
 }
 
-// They are made of other operators, also for autograd, and also where there is none (inference mode).
+// Composite functions: registered for autograd, and for calls without it (inference mode).
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   declare(m);
 }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   declare(m);
-  m.impl("linalg_pinv.atol_rtol_tensor", &pinv_by_tensors); // which autograd has a formula for
+  m.impl("linalg_pinv.atol_rtol_tensor", &pinv_by_tensors); // autograd has a formula for it
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// RMS norm where no planner does it. PyTorch composes the forward of other operators, and has no CPU kernel of the backward.
+// RMS norm for calls that no planner handles. PyTorch's forward is composite, and its backward has no CPU kernel.
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 using RmsNormResults = std::tuple<at::Tensor, at::Tensor>;
 
-// Returns the result, and one over the root of the mean square, in float32 for numbers of 16 bits.
+// Returns the result, and the reciprocal of the root mean square, which is float32 for 16-bit inputs.
 RmsNormResults fused_rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape, const OptionalTensor& weight,
                        std::optional<double> eps) {
   return at::compositeimplicitautograd::_fused_rms_norm(input, normalized_shape, weight, eps);

@@ -41,12 +41,12 @@ OptionalTensor part(const OptionalTensor& tensor, int64_t direction) {
 
 namespace {
 
-// The states of a direction: all are side by side.
+// The states of a direction. `states` has those of all directions side by side in the last dimension.
 Tensor states_of(const Tensor& states, int64_t direction, int64_t hidden) {
   return states.size(2) == hidden ? states : states.narrow(2, direction * hidden, hidden);
 }
 
-// The state before each step, in the order of time.
+// The state before each step, in time order.
 Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
   const Tensor at_first = first.unsqueeze(0);
   const int64_t others = states.size(0) - 1;
@@ -61,16 +61,16 @@ Given::Given(c10::ArrayRef<IValue> arguments)
       cx(arguments[2].toOptional<Tensor>()),
       params(arguments[3].toTensorVector()),
       mode(arguments[4].toInt()) {
-  TORCH_CHECK(mode >= kRelu && mode <= kGru, "a layer's mode is 0 to 3, and got ", mode);
+  TORCH_CHECK(mode >= kRelu && mode <= kGru, "a layer's mode must be 0 to 3, but got ", mode);
   TORCH_CHECK(
       input.dim() == 3 && hx.dim() == 3 && (directions() == 1 || directions() == 2) && hx.size(1) == batch(),
-      "a layer expected (time, batch, features) and (directions, batch, hidden), and got sizes ", input.sizes(), " and ",
+      "expected sizes (time, batch, features) and (directions, batch, hidden), but got ", input.sizes(), " and ",
       hx.sizes());
-  TORCH_CHECK(cx.has_value() || mode != kLstm, "an LSTM's layer expected a cell");
+  TORCH_CHECK(cx.has_value() || mode != kLstm, "an LSTM layer needs a cell state");
   const auto count = static_cast<int64_t>(params.size());
   TORCH_CHECK(
-      count == 2 * directions() || count == 4 * directions(), "a layer of ", directions(),
-      " directions expected two weights of each, and two biases of each, or none, and got ", count, " parameters");
+      count == 2 * directions() || count == 4 * directions(), "a layer with ", directions(),
+      " directions needs two weights and either two or no biases for each, but got ", count, " parameters");
   const int64_t rows = gates_of(mode) * hidden();
   check(cx, state_sizes());
   for (int64_t i = 0; i < directions(); ++i) {
@@ -86,7 +86,7 @@ void Given::check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
   TORCH_CHECK(
       !tensor.has_value() || (tensor->sizes() == sizes && tensor->scalar_type() == input.scalar_type() &&
                               tensor->device() == input.device()),
-      "a layer expected sizes ", sizes, " and ", input.scalar_type(), " on ", input.device(), ", and got ",
+      "expected a tensor of sizes ", sizes, " and ", input.scalar_type(), " on ", input.device(), ", but got ",
       tensor->sizes(), " and ", tensor->scalar_type(), " on ", tensor->device());
 }
 
@@ -126,7 +126,7 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
     TORCH_CHECK(
         given.mode == kLstm && given.input.scalar_type() == at::kFloat && saved.dim() == 2 && saved.is_contiguous() &&
             saved.size(0) == given.directions(),
-        "a layer saved no such bytes: ", saved.sizes());
+        "`saved` has sizes that no layer returns: ", saved.sizes());
   } else if (!saves_nothing(*this)) {
     given.check(saved, {given.directions(), given.time(), given.batch(), kept * given.hidden()});
   }
@@ -180,7 +180,7 @@ void layer_by_steps(const Direction& given, const RnnResults& results, bool trai
   const int64_t gates = gates_of(given.mode) * hidden, kept = kept_of(given.mode);
   const Tensor from_input =
       at::mm(input.reshape({time * batch, input.size(2)}), given.w_ih.t()).view({time, batch, gates});
-  // Without gradients a step's cell is needed by the next one only.
+  // Without gradients, only the next step needs a step's cell.
   const int64_t places = training ? time : std::min<int64_t>(time, 2);
   const Tensor saved =
       training || kept == 0 ? results.saved : at::empty({places, batch, kept * hidden}, input.options());

@@ -1,5 +1,5 @@
-// What a recurrent layer is made of and comes to: of a whole layer, as operators take it, and of one direction, as it is computed;
-// and a direction by steps, which any device computes.
+// Arguments and results of recurrent layers: of a whole layer, as operators take them, and of one direction, as it is
+// computed. Also the computation of a direction by steps, which works on any device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,20 +14,20 @@ namespace backplane {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
+enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's values
 
-// How many times a state's columns gates have, and what a step saves for gradients.
+// The columns of the gates, and of what a step saves for gradients, as multiples of the state's columns.
 int64_t gates_of(int64_t mode);
 int64_t kept_of(int64_t mode);
 
 at::Tensor nothing(const at::Tensor& like);
 OptionalTensor if_any(const at::Tensor& tensor);
 
-// The part of a direction, in the first dimension; of nothing, nothing.
+// The direction's part of a tensor, in the first dimension. An empty tensor or nullopt stays as it is.
 at::Tensor part(const at::Tensor& tensor, int64_t direction);
 OptionalTensor part(const OptionalTensor& tensor, int64_t direction);
 
-// A layer in one direction.
+// The arguments of a layer in one direction.
 struct Direction {
   at::Tensor input; // (time, batch, features)
   at::Tensor hx; // (batch, hidden)
@@ -53,7 +53,7 @@ struct Direction {
   }
 };
 
-// What a layer is computed of, as all operators here take it: five arguments, in this order.
+// The arguments of a layer, as all operators here take them: five arguments, in this order.
 struct Given {
   static constexpr size_t kCount = 5;
   explicit Given(c10::ArrayRef<c10::IValue> arguments);
@@ -80,29 +80,30 @@ struct Given {
     return {directions(), batch(), hidden()};
   }
   Direction direction(int64_t i) const;
-  // Refuses another tensor than one of these sizes.
+  // Throws unless the tensor, if any, has these sizes, and the input's dtype and device.
   void check(const OptionalTensor& tensor, at::IntArrayRef sizes) const;
 
   at::Tensor input; // (time, batch, features)
   at::Tensor hx; // (directions, batch, hidden)
   OptionalTensor cx; // of an LSTM
-  std::vector<at::Tensor> params; // of each direction both weights, and both biases where there are any
+  std::vector<at::Tensor> params; // for each direction both weights, and both biases if there are any
   int64_t mode;
 };
 
-// What a layer comes to, or a direction's part of that.
+// The results of a layer or of one direction.
 struct RnnResults {
   RnnResults direction(int64_t i) const;
 
   at::Tensor out; // (time, batch, directions * hidden); of a direction (time, batch, hidden)
   at::Tensor hy; // (directions, batch, hidden); of a direction (batch, hidden)
-  at::Tensor cy; // the same, of an LSTM; else nothing
-  // What gradients need, if anything: of steps (directions, time, batch, kept * hidden), of oneDNN (directions, bytes). Nothing
-  // too where it had no place to go to: then the layer is computed again.
+  at::Tensor cy; // likewise, of an LSTM; otherwise empty
+  // What gradients need, if anything: from steps (directions, time, batch, kept * hidden), from oneDNN (directions,
+  // bytes). Also empty if the layer was given no tensor for it: then the backward computes the layer again.
   at::Tensor saved;
 };
 
-// What a layer came to, and the gradients of that, as backward operators take both: three arguments before `Given`'s, four behind.
+// A layer's arguments, results and gradients of the results, as backward operators take them: three arguments before
+// `Given`'s and four after.
 struct Computed {
   static constexpr size_t kCount = 3 + Given::kCount + 4;
   explicit Computed(c10::ArrayRef<c10::IValue> arguments);
@@ -112,32 +113,35 @@ struct Computed {
   RnnResults results;
 };
 
-// The same of a direction.
+// The same for one direction.
 struct ComputedDirection {
   at::Tensor grad, grad_hy, grad_cy;
   Direction given;
   RnnResults results;
 };
 
-// RnnResults that are to be filled. `training`: also with what steps save.
+// Allocates results. `training`: including what steps save.
 RnnResults new_results(const Given& given, bool training);
 
-// Whether a layer that saves something for gradients has not.
+// Whether the layer needs saved values for gradients, but has none.
 bool saves_nothing(const Computed& computed);
 
-// Of a direction: of input, hx, cx, both weights and both biases. What there is none of has nothing.
+// The gradients of one direction: of input, hx, cx, both weights and both biases. Empty for arguments that do not
+// exist.
 struct Gradients {
   at::Tensor input, hx, cx, w_ih, w_hh, b_ih, b_hh;
 };
 
-// Of a layer, by those of its directions: of input, hx, cx (or of nothing) and the parameters.
+// Combines the gradients of the directions to those of a layer: of input, hx, cx (or an empty tensor) and the
+// parameters.
 std::vector<at::Tensor> gradients(
     const Computed& computed, const std::function<Gradients(const ComputedDirection&)>& of_direction);
 
-// Fills the results. An LSTM saves its gates and its cell, a GRU what a step saves; `saved` is of steps.
+// Computes a direction by steps. With `training`, fills results.saved: an LSTM's gates and cell, or what a GRU's step
+// saves.
 void layer_by_steps(const Direction& given, const RnnResults& results, bool training);
 
-// `saved` is of steps.
+// `saved`: as layer_by_steps fills it.
 Gradients gradients_by_steps(const ComputedDirection& computed, const at::Tensor& saved);
 
 } // namespace backplane

@@ -31,13 +31,14 @@ std::vector<Tensor> new_gradients(const Given& given) {
   return gradients;
 }
 
-// On bp: whole layers of the host's, by planners on devices that run kernels, or steps.
+// On bp, the host computes a whole layer (by a planner, on devices that run kernels), or the layer is computed by
+// steps.
 
 bool runs_kernels(const Tensor& tensor) {
   return !device(tensor.device().index()).properties().dialect.empty();
 }
 
-// Whether a whole layer is a call of the host's; at once, or later.
+// Whether a layer is one call on the host that runs immediately, or one that is deferred.
 bool is_host_call(const Tensor& tensor) {
   return !runs_kernels(tensor) && !defers(tensor.device().index());
 }
@@ -45,7 +46,7 @@ bool is_later_host_call(const Tensor& tensor) {
   return !runs_kernels(tensor) && defers(tensor.device().index());
 }
 
-// The operators, boxed: so many arguments would otherwise be spelled out for each.
+// The operators are boxed, because they have too many arguments to repeat for each.
 
 using c10::OperatorHandle;
 using torch::jit::Stack;
@@ -60,7 +61,7 @@ void answer(Stack* stack, size_t arguments, const std::vector<Tensor>& gradients
   torch::jit::push(*stack, c10::List<Tensor>(gradients));
 }
 
-// In the order of the stream, on a host device.
+// Deferred calls on a host device, in stream order.
 RnnResults layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
   const RnnResults results = new_results(given, /*training=*/arguments.back().toBool() && !is_onednn(given));
   Stack stack(arguments.begin(), arguments.end());
@@ -127,7 +128,7 @@ void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
     return;
   }
   if (is_host_call(given.input) || computed.results.saved.scalar_type() == at::kByte || saves_nothing(computed)) {
-    run_on_cpu(op, op, stack); // the last two are of a layer that the host has computed
+    run_on_cpu(op, op, stack); // with the last two conditions, the host has computed the layer
     return;
   }
   answer(stack, Computed::kCount, gradients(computed, [](const ComputedDirection& one) {
@@ -137,7 +138,7 @@ void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
 
 namespace {
 
-// The same with results that go where further arguments say, if anywhere: for planners.
+// The same operators with additional, partly optional arguments for the results, for planners.
 
 void layer_to_places(const OperatorHandle&, Stack* stack) {
   constexpr size_t kInputs = Given::kCount + 1, kPlaces = 4;
@@ -192,7 +193,7 @@ TORCH_LIBRARY_IMPL(backplane, CPU, m) {
   m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_to_places>());
 }
 
-// Their places are as they are.
+// The meta kernels do nothing, because the results are given.
 template <size_t count>
 void leave_places(const OperatorHandle&, Stack* stack) {
   torch::jit::drop(*stack, count);

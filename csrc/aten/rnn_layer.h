@@ -1,6 +1,6 @@
-// One layer of an LSTM, GRU or RNN, in one direction or both, and its gradients: by steps, by a whole call of the host's (an
-// LSTM's by oneDNN), at once or in stream order. As operators, `backplane::rnn_layer` and `backplane::rnn_layer_backward`, which planners
-// also have (torch_backplane/operators/rnn.py).
+// One layer of an LSTM, GRU or RNN, in one or both directions, and its gradients: the operators backplane::rnn_layer
+// and backplane::rnn_layer_backward. A layer is computed by steps, or by one call on the host (an LSTM with oneDNN),
+// immediately or in stream order. The operators also have planners (torch_backplane/operators/rnn.py).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace backplane {
 
-// Whether no planner is asked for a layer, declared or not: it is composed of steps here, or a host device's later call.
+// Whether a layer bypasses the planners: it is computed by steps here, or by a deferred call on a host device.
 bool asks_no_planner(const at::Tensor& tensor);
 
 // The operators on bp, without planners.

@@ -14,7 +14,7 @@ using at::Tensor;
 
 namespace {
 
-// What oneDNN's layers are given: contiguous, as they look at no strides, states of one layer, and biases in any case.
+// Arguments for oneDNN's layers, which ignore strides, take states with a layer dimension, and always need biases.
 Tensor of_one_layer(const Tensor& state) {
   return state.contiguous().unsqueeze(0);
 }
@@ -22,9 +22,9 @@ Tensor bias_or_zeros(const OptionalTensor& bias, const Tensor& weight) {
   return bias.has_value() ? bias->contiguous() : at::zeros({weight.size(0)}, weight.options());
 }
 
-// With what it saves for gradients, of the size that it says.
+// `saved` of the results is oneDNN's workspace, whose size oneDNN chooses.
 RnnResults layer_by_onednn(const Direction& given, bool training) {
-  // It saves what gradients need where they are enabled, which they are not below autograd.
+  // It fills the workspace only if gradients are enabled, and they are disabled below autograd.
   const at::AutoGradMode saves(training);
   auto [out, hy, cy, workspace] = at::mkldnn_rnn_layer(
       given.input.contiguous(), given.w_ih.contiguous(), given.w_hh.contiguous(), bias_or_zeros(given.b_ih, given.w_ih),

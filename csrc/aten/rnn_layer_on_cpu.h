@@ -1,4 +1,4 @@
-// Layers of recurrent networks on the CPU: an LSTM's of float32 by oneDNN, as PyTorch's, others by steps.
+// Recurrent layers on the CPU: float32 LSTMs with oneDNN, like PyTorch, and others by steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@
 
 namespace backplane {
 
-// Whether oneDNN computes the layer. It saves a workspace whose size is not known before.
+// Whether oneDNN computes the layer. The size of its workspace is not known in advance.
 bool is_onednn(const Given& given);
 
-// Fills the results. What oneDNN saves replaces `saved`.
+// Fills the results. With oneDNN, replaces results.saved by the workspace.
 void layer_on_cpu(const Given& given, RnnResults& results, bool training);
 
-// The gradients of input, hx, cx and the parameters; where there is no cx, of nothing.
+// The gradients of input, hx, cx (an empty tensor without cx) and the parameters.
 std::vector<at::Tensor> gradients_on_cpu(Computed computed);
 
 } // namespace backplane

@@ -1,10 +1,10 @@
-// Recurrent layers: LSTM, GRU and RNN over sequences that are not packed. PyTorch composes them of products and fused cells, step
-// by step, on every device but the CPU. Here each layer is an operator with gradients (rnn_layer.h): the input's gates of all
-// steps are one product, a step is one product and one kernel (rnn_steps.cpp), and the gradients of weights are one product
-// each; or the host computes the whole layer.
+// Recurrent layers: LSTM, GRU and RNN over sequences that are not packed. On every device but the CPU, PyTorch composes
+// them of matrix products and fused cells, step by step. Here each layer is one operator with gradients (rnn_layer.h):
+// one matrix product computes the input's gates of all steps, each step is one product and one kernel (rnn_steps.cpp),
+// and the gradient of each weight is one product. Or the host computes the whole layer.
 //
-// What PyTorch's composition serves besides stays with it: packed sequences, projections, forward and second derivatives,
-// transforms and modes of Python's; and it has the errors.
+// PyTorch's composite form handles everything else: packed sequences, projections, forward-mode and second derivatives,
+// function transforms and Python modes. It also raises the errors.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -36,7 +36,7 @@ using torch::jit::Stack;
 using OptionalTensor = std::optional<Tensor>;
 
 struct Arguments {
-  TensorList params; // of each layer and direction the weights of input and state, and both biases where there are any
+  TensorList params; // for each layer and direction the weights of input and state, and both biases if there are any
   int64_t mode;
   bool has_biases;
   int64_t num_layers;
@@ -46,9 +46,9 @@ struct Arguments {
   bool batch_first;
 };
 
-using States = std::tuple<Tensor, Tensor, Tensor>; // all states, the last state, and of LSTM the last cell
+using States = std::tuple<Tensor, Tensor, Tensor>; // all states, the last state, and the last cell of an LSTM
 
-// What PyTorch makes of the layers, on any device.
+// PyTorch's composite form of the layers, for any device.
 States composed(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, const Arguments& with) {
   const auto run = [&](const auto& function) -> States {
     auto [out, hy] = function(
@@ -77,7 +77,7 @@ States composed(const Tensor& input, const Tensor& hx, const OptionalTensor& cx,
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// One layer, in as many directions as there are states.
+// One layer, in as many directions as hx has states.
 class RnnLayer final : public torch::autograd::Function<RnnLayer> {
  public:
   static variable_list forward(
@@ -122,18 +122,18 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
         found[2] = Tensor();
       }
     }
-    found.resize(given.size() + 2); // none of mode and training
+    found.resize(given.size() + 2); // no gradients for mode and training
     return found;
   }
 
  private:
-  // The gradients of what PyTorch composes, which have gradients themselves.
+  // Differentiable gradients, through PyTorch's composite form.
   static variable_list differentiable(variable_list given, const variable_list& grads, int64_t mode) {
     variable_list found(given.size()), inputs;
     std::vector<size_t> places;
     for (size_t i = 0; i < given.size(); ++i) {
       if (given[i].defined()) {
-        given[i] = given[i].view_as(given[i]); // so that what one was computed of is not part of another's gradient
+        given[i] = given[i].view_as(given[i]); // so that no gradient flows from one argument through another
       }
       if (given[i].defined() && given[i].requires_grad()) {
         inputs.push_back(given[i]);
@@ -161,7 +161,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
   }
 };
 
-// Whether the layers here serve these arguments; else PyTorch's composition does, which has the errors, too.
+// Whether the layers here support the arguments. Otherwise PyTorch's composite form runs, or raises the error.
 bool serves(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, const Arguments& with) {
   using c10::DispatchKey;
   if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) ||
@@ -235,7 +235,7 @@ States run(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, cons
   if (!at::autocast::is_autocast_enabled(type)) {
     return serves(input, hx, cx, with) ? layers(input, hx, cx, with) : composed(input, hx, cx, with);
   }
-  // In the dtype of autocast throughout, as cuDNN's layers are.
+  // Computes everything in autocast's dtype, like cuDNN's layers.
   const auto dtype = at::autocast::get_autocast_dtype(type);
   const auto cast = [&](const Tensor& one) { return at::autocast::cached_cast(dtype, one, type); };
   std::vector<Tensor> params;
@@ -263,7 +263,7 @@ States lstm(
     bool train,
     bool bidirectional,
     bool batch_first) {
-  if (hx.size() != 2) { // PyTorch has the error
+  if (hx.size() != 2) { // PyTorch raises the error
     return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
   return run(
@@ -298,7 +298,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   register_layers(m);
 }
 
-// RnnLayer has the gradients; everything else that they call is differentiable.
+// Needs no autograd formula: RnnLayer has gradients, and all other functions are differentiable.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   register_layers(m);
 }

@@ -1,10 +1,12 @@
-// One step of a recurrent layer, and its gradients, in operators of other names than PyTorch's: results go where arguments say,
-// so that steps of a layer fill one tensor (rnn_layer.cpp). Devices that run kernels have a kernel for each
-// (torch_backplane/operators/rnn.py). PyTorch's fused cells, which have no CPU kernel, are made of them.
+// One step of a recurrent layer, and its gradients. The operators write their results to arguments, so that the steps
+// of a layer fill one tensor (rnn_layer.cpp). Devices that run kernels have a kernel for each
+// (torch_backplane/operators/rnn.py). PyTorch's fused cells, which have no CPU kernel, are implemented with these
+// operators.
 //
-// Gates lie side by side along the last dimension, each of `hidden` elements: LSTM input, forget, cell, output; GRU reset,
-// update, new; others have one. What is saved for gradients has the activated gates, and of GRU the hidden side's share of new.
-// `later` is what the next step adds to the gradient of the result; a GRU's `of_hidden` is what does not go through its gates.
+// Gates are side by side along the last dimension, with `hidden` elements each. LSTM: input, forget, cell, output. GRU:
+// reset, update, new. Others have one gate. `saved` contains the activated gates, and for a GRU the hidden state's
+// contribution to `new`. `later` is what the next step adds to the gradient of the result. A GRU's `of_hidden` is the
+// part of the state's gradient that does not go through the gates.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -43,7 +45,7 @@ Tensor total_of(const Tensor& grad, const OptionalTensor& later) {
   return has(later) ? grad + *later : grad;
 }
 
-// What a step takes, and how many times the state's columns it has.
+// An argument of a step, and its columns as a multiple of the state's.
 struct Matrix {
   const char* name;
   const Tensor& tensor;
@@ -51,13 +53,13 @@ struct Matrix {
 };
 
 void check_matrices(const char* step, const Tensor& state, std::initializer_list<Matrix> matrices) {
-  TORCH_CHECK(state.dim() == 2, step, " expected a state of (batch, hidden), and got sizes ", state.sizes());
+  TORCH_CHECK(state.dim() == 2, step, " expected a state of sizes (batch, hidden), but got ", state.sizes());
   for (const auto& [name, tensor, times] : matrices) {
     TORCH_CHECK(
         tensor.dim() == 2 && tensor.size(0) == state.size(0) && tensor.size(1) == times * state.size(1) &&
             tensor.scalar_type() == state.scalar_type() && tensor.device() == state.device(),
         step, " expected ", name, " of sizes [", state.size(0), ", ", times * state.size(1), "] and of ",
-        state.scalar_type(), ", and got ", tensor.sizes(), " of ", tensor.scalar_type());
+        state.scalar_type(), ", but got ", tensor.sizes(), " of ", tensor.scalar_type());
   }
 }
 
@@ -66,8 +68,8 @@ void check_vectors(const char* step, const Tensor& state, int64_t times, std::in
     TORCH_CHECK(
         !has(bias) || (bias->dim() == 1 && bias->size(0) == times * state.size(1) &&
                        bias->scalar_type() == state.scalar_type() && bias->device() == state.device()),
-        step, " expected a bias of ", times * state.size(1), " elements and of ", state.scalar_type(), ", and got sizes ",
-        bias->sizes(), " of ", bias->scalar_type());
+        step, " expected a bias of ", times * state.size(1), " elements and of ", state.scalar_type(),
+        ", but got sizes ", bias->sizes(), " of ", bias->scalar_type());
   }
 }
 
@@ -217,10 +219,11 @@ void check_cell(
     const OptionalTensor& hidden_bias) {
   check_matrices(name, state, {{"input_gates", input_gates, count}, {"hidden_gates", hidden_gates, count}});
   check_vectors(name, state, count, {input_bias, hidden_bias});
-  TORCH_CHECK(has(input_bias) == has(hidden_bias), name, " expected two biases, or none");
+  TORCH_CHECK(has(input_bias) == has(hidden_bias), name, " expected two biases or none");
 }
 
-// PyTorch's cells. Workspaces are ours to lay out: whoever calls the backward operators got them from the forward ones.
+// PyTorch's fused cells. The layout of workspaces is private, because the backward operators get them from the forward
+// operators.
 
 // Returns hy, cy and the activated gates.
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(
@@ -253,7 +256,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(
   return {of_gates, of_cell, has_bias ? of_gates.sum(0) : Tensor()};
 }
 
-// Returns hy, and what the backward needs: what a step saves, and hx.
+// Returns hy, and a workspace for the backward: what a step saves, and hx.
 std::tuple<Tensor, Tensor> gru_cell(
     const Tensor& input_gates,
     const Tensor& hidden_gates,

@@ -1,5 +1,5 @@
-// Steps of recurrent layers, on the CPU's tensors and on bp's: operators of rnn_steps.cpp, where schemas say what they take, and
-// what gates and what is saved look like.
+// Calls of the step operators of recurrent layers, for CPU and bp tensors. rnn_steps.cpp has their schemas and
+// describes the layout of gates and saved values.
 #pragma once
 
 #include <ATen/core/stack.h>

@@ -1,4 +1,4 @@
-// The Kaiser window. PyTorch's kernel of it asks, whatever device it is given, for a function that only its own have.
+// The Kaiser window. PyTorch's implementation calls a kernel that only PyTorch's own devices have.
 #include <ATen/NumericUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -11,13 +11,13 @@
 namespace backplane {
 namespace {
 
-// I0(beta * sqrt(1 - x^2)) / I0(beta), where x goes from -1 to 1. Computed in float32 at least.
+// I0(beta * sqrt(1 - x^2)) / I0(beta) for x from -1 to 1. Computed in float32 or float64.
 at::Tensor kaiser_window(
     int64_t length, bool periodic, double beta, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
     std::optional<at::Device> device, std::optional<bool> pin_memory) {
   const auto stored = dtype.value_or(c10::get_default_dtype_as_scalartype());
   if (length <= 1 || !at::isFloatingType(stored) || layout.value_or(at::kStrided) != at::kStrided) {
-    return at::native::kaiser_window(length, periodic, beta, dtype, layout, device, pin_memory); // which has the errors
+    return at::native::kaiser_window(length, periodic, beta, dtype, layout, device, pin_memory); // or raises the error
   }
   const auto computed = stored == at::kDouble ? at::kDouble : at::kFloat;
   const double middle = static_cast<double>(periodic ? length : length - 1) / 2;

@@ -1,4 +1,4 @@
-// What stands in an operator's boxed arguments and results.
+// Helpers for the tensors in an operator's boxed arguments and results.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -11,9 +11,10 @@
 
 namespace backplane {
 
-// Whether the operator writes to the argument: as its schema says, and where PyTorch's schemas are known to leave it out.
+// Whether the operator writes to the argument, according to its schema or where PyTorch's schema is known to be
+// incomplete.
 inline bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
-  // Training batch normalization updates its running statistics, and these schemas do not say so.
+  // In training, batch normalization updates its running statistics, but these schemas do not declare it.
   const bool is_undeclared =
       (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm_update_stats") &&
       (argument.name() == "running_mean" || argument.name() == "running_var");
@@ -29,8 +30,7 @@ inline bool is_optional_tensor_list(const c10::IValue& value) {
   return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
 }
 
-// Calls `function` with each tensor, without those that are not defined, which stand for «none» in lists of optional tensors,
-// too.
+// Calls `function` with each defined tensor. Lists of optional tensors can contain undefined tensors instead of None.
 template <typename Function>
 void for_each_tensor(const c10::IValue& value, const Function& function) {
   const auto if_defined = [&](const at::Tensor& tensor) {
@@ -53,7 +53,7 @@ void for_each_tensor(const c10::IValue& value, const Function& function) {
   }
 }
 
-// Puts what `replacement` gives for each tensor, defined or not, in its place, and `device` in the place of a bp device.
+// Replaces each tensor, defined or not, by `replacement(tensor)`, and a bp device by `device`.
 template <typename Replacement>
 void replace_tensors(c10::IValue& value, c10::Device device, const Replacement& replacement) {
   if (value.isTensor()) {

@@ -14,15 +14,15 @@ namespace {
 
 thread_local c10::DeviceIndex scope_device = -1;
 
-c10::Allocator* wrapped = nullptr; // PyTorch's own
+c10::Allocator* wrapped = nullptr; // PyTorch's CPU allocator
 
 void release(void* address) {
   auto& owner = device_of_address(address) >= 0 ? static_cast<c10::Allocator&>(caching_allocator()) : *wrapped;
   owner.raw_deallocate(address);
 }
 
-// A free block of the stream's may still be read and written by commands that other threads have submitted since the kernel
-// began. All of them came before the block was free, and hence before now.
+// A block that the stream has freed may still be in use by commands that other threads submitted after the kernel
+// started. These commands were submitted before the block was freed, so waiting for the stream now is enough.
 void wait_for_earlier_uses(c10::DeviceIndex index) {
   device(index).synchronize_stream(stream_handle(current_stream(index)));
 }
@@ -43,7 +43,7 @@ struct ScopedCpuAllocator final : c10::Allocator {
     return wrapped->is_simple_data_ptr(pointer);
   }
 
-  // A raw allocation (oneDNN makes some) does not carry its deleter, so the address must tell where it came from.
+  // Raw allocations (oneDNN uses some) do not store a deleter, so `release` finds the owner by address.
   c10::DeleterFnPtr raw_deleter() const override {
     return &release;
   }
@@ -55,7 +55,7 @@ struct ScopedCpuAllocator final : c10::Allocator {
 
 struct Registration {
   Registration() {
-    constexpr uint8_t kPriority = 1; // above PyTorch's own, which is 0
+    constexpr uint8_t kPriority = 1; // higher than PyTorch's CPU allocator, which has 0
     wrapped = c10::GetCPUAllocator();
     c10::SetCPUAllocator(new ScopedCpuAllocator, kPriority);
   }

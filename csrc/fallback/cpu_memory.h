@@ -1,9 +1,9 @@
-// CPU allocations that land in bp memory.
+// CPU allocations from bp memory.
 //
-// A CPU kernel that runs in the name of a host-accessible bp device must put its results into that device's memory, or
-// they would have to be copied there afterwards. So the CPU allocator is wrapped once: inside a CpuMemoryScope it takes
-// memory from the bp device's caching allocator, everywhere else it passes the call on. The kernel writes at once, so the
-// scope waits for what the device's current stream may still do to the memory.
+// A CPU kernel that runs for a host-accessible bp device should write its results directly to that device's memory;
+// otherwise they would have to be copied. This wraps PyTorch's CPU allocator: inside a CpuMemoryScope, it allocates
+// from the bp device's caching allocator; elsewhere, it forwards to PyTorch's. The kernel writes immediately, so an
+// allocation in the scope waits for the commands of the device's current stream that may still use the memory.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,6 +11,7 @@
 
 namespace backplane {
 
+// While it exists, this thread's CPU allocations come from the device's memory.
 class CpuMemoryScope {
  public:
   explicit CpuMemoryScope(c10::DeviceIndex index);
@@ -22,7 +23,7 @@ class CpuMemoryScope {
   c10::DeviceIndex previous_;
 };
 
-// True when the storage's memory came out of a CpuMemoryScope, hence may be handed to bp as it is.
+// Whether the storage's memory was allocated in a CpuMemoryScope, and can become bp memory without a copy.
 bool is_bp_memory(const c10::StorageImpl& storage);
 
 } // namespace backplane

@@ -19,18 +19,18 @@
 
 namespace backplane {
 
-// Where a tensor's elements lie side by side in its storage, and how such runs follow each other.
+// The contiguous runs of a tensor's elements in its storage: a strided grid of runs of equal length.
 struct Runs {
-  size_t first; // byte of the first one
-  size_t bytes; // of each
+  size_t first; // byte offset of the first run
+  size_t bytes; // of each run
   size_t count = 1;
-  c10::DimVector sizes, strides; // of the others, strides in bytes
+  c10::DimVector sizes, strides; // of the grid; strides in bytes
 };
 
 namespace {
 
-// Members of TensorImpl that a tensor changing its device has to change. c10 offers no setter: every other way makes a
-// second TensorImpl for each result of each operator.
+// Protected members of TensorImpl that must change when a tensor moves to another device. c10 has no setters for them,
+// and every alternative allocates a second TensorImpl for each result of each operator.
 struct Members : c10::TensorImpl {
   static constexpr auto keys() {
     return &Members::key_set_;
@@ -42,7 +42,7 @@ struct Members : c10::TensorImpl {
 
 void move_to_bp(c10::TensorImpl* impl, c10::Device device) {
   auto& keys = impl->*Members::keys();
-  // Every tensor has its device's autocast key; one that was made in inference mode has no autograd key.
+  // Every tensor has its device's autocast key. Tensors made in inference mode have no autograd key.
   const bool autograd = keys.has(c10::DispatchKey::AutogradCPU);
   keys = keys.remove_backend(c10::BackendComponent::CPUBit).remove(c10::DispatchKey::AutocastCPU) |
       c10::DispatchKeySet{c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutocastPrivateUse1};
@@ -54,7 +54,7 @@ void move_to_bp(c10::TensorImpl* impl, c10::Device device) {
 
 void no_delete(void*) {}
 
-// Bytes of its storage that a tensor reaches: [first, last).
+// The byte range [first, last) of its storage that a tensor covers.
 std::pair<size_t, size_t> reach(const at::Tensor& tensor) {
   const size_t item = tensor.dtype().itemsize();
   const size_t first = tensor.storage_offset() * item;
@@ -90,10 +90,10 @@ Runs runs_of(const at::Tensor& tensor) {
   return runs;
 }
 
-// What a transfer costs, in bytes that could be transferred meanwhile.
+// The fixed cost of a transfer, in bytes that could be transferred in the same time.
 constexpr size_t kTransferBytes = 1 << 16;
 
-// Calls transfer(first, bytes) for each run, where these are far apart, else for all memory between `first` and `last`.
+// Calls transfer(first, bytes) for each run, or once for [first, last) if that is cheaper.
 template <typename Transfer>
 void transfer_each(
     c10::ArrayRef<Runs> all, size_t first, size_t last, const Transfer& transfer) {
@@ -122,7 +122,7 @@ void transfer_each(
   }
 }
 
-// Gives `target` the lazy conjugate and negative bits of `source`.
+// Copies the conjugate and negative bits of `source` to `target`.
 void set_bits(const at::Tensor& target, const at::Tensor& source) {
   if (C10_UNLIKELY(source.is_conj() != target.is_conj())) {
     target._set_conj(source.is_conj());
@@ -146,7 +146,7 @@ CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
   }
   if (!copies_) {
     std::optional<SyncWatch::Unseen> unseen;
-    if (device_.properties().dialect.empty()) { // the host is what runs such a device's operators
+    if (device_.properties().dialect.empty()) { // the host runs the device's operators: not a wait of the program
       unseen.emplace();
     }
     synchronize_stream(current_stream(index_));
@@ -186,7 +186,7 @@ size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
   return slot;
 }
 
-// A storage that shares its memory lazily (copy on write) gets memory of its own first.
+// Marks the storage as written, and materializes it if it is copy-on-write.
 void CpuMirror::will_write(Shared& shared) {
   shared.written = true;
   WriteWatch::wrote(shared.original);
@@ -208,7 +208,7 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
       return entry.stand_in;
     }
   }
-  if (tensor._is_zerotensor()) { // which has no memory; who asks for one writes to none
+  if (tensor._is_zerotensor()) { // has no memory, and is never written
     return at::zeros(tensor.sizes(), tensor.options().device(at::kCPU));
   }
   const size_t slot = share(tensor, written);
@@ -220,7 +220,7 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
   return stand_in;
 }
 
-// For devices whose stand-ins are copies; settle() waits for all that was queued.
+// Queues a transfer. settle() waits for all queued transfers.
 void CpuMirror::transfer(void* destination, const void* source, size_t bytes, CopyKind kind) {
   if (bytes > 0) {
     in_flight_ = true;
@@ -229,7 +229,7 @@ void CpuMirror::transfer(void* destination, const void* source, size_t bytes, Co
   }
 }
 
-// Of the stand-ins that have elements in this storage's.
+// The runs of all stand-ins (only the written ones, if `written`) that have elements in this storage.
 c10::SmallVector<Runs, 2> CpuMirror::runs_in(const Shared& shared, bool written) const {
   c10::SmallVector<Runs, 2> all;
   for (const auto& entry : entries_) {
@@ -250,9 +250,9 @@ void CpuMirror::settle() {
 
 CpuMirror::~CpuMirror() {
   try {
-    settle(); // an exception is on its way: the host memory must outlive the copies that were queued before it
+    settle(); // after an exception, the host memory must outlive the queued copies
   } catch (const std::exception&) {
-    // The exception that brought us here tells more.
+    // Ignored in favor of the original exception.
   }
 }
 
@@ -262,7 +262,7 @@ void CpuMirror::load() {
   }
   DeviceCall call(device_);
   for (auto& shared : shared_) {
-    // The whole range of addresses is there, so that offsets stay as they are; only what is reached is read.
+    // Allocate the whole storage, so that offsets stay the same. Read only the range that the tensors cover.
     const size_t bytes = shared.original.nbytes();
     c10::DataPtr copy = c10::GetCPUAllocator()->allocate(bytes);
     auto* data = static_cast<char*>(copy.get());
@@ -279,7 +279,7 @@ void CpuMirror::load() {
   settle();
 }
 
-// Gives the original storage what the kernel left in a stand-in that it reallocated.
+// Moves or copies the contents of a stand-in that the kernel reallocated to the original storage.
 void CpuMirror::take_over(Shared& shared) {
   auto* original = shared.original.unsafeGetStorageImpl();
   auto* stand_in = shared.stand_in.unsafeGetStorageImpl();
@@ -296,7 +296,8 @@ void CpuMirror::take_over(Shared& shared) {
   transfer(original->mutable_data_ptr().get(), stand_in->data(), stand_in->nbytes(), CopyKind::HostToDevice);
 }
 
-// Copies what written stand-ins reach back to where it belongs. The rest was never read, or was resized away.
+// Copies the ranges that written stand-ins cover back to the original storages. Other bytes were never read, or no
+// longer exist after a resize.
 void CpuMirror::write_back() {
   for (auto& shared : shared_) {
     shared.first = SIZE_MAX;
@@ -343,7 +344,7 @@ void CpuMirror::finish() {
       impl->set_sizes_and_strides(
           entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
     }
-    set_bits(entry.original, entry.stand_in); // linalg.lu_solve conjugates its out= lazily
+    set_bits(entry.original, entry.stand_in); // linalg.lu_solve sets the conjugate bit of its out=
   }
   if (copies_) {
     write_back();
@@ -354,10 +355,10 @@ void CpuMirror::finish() {
       }
     }
   }
-  settle(); // the host copies are about to go
+  settle(); // the host copies are freed next
 }
 
-// A bp storage with the contents of a CPU storage; the memory itself where it is ours to give.
+// Returns a bp storage with the contents of a CPU storage. Shares the memory if it is bp memory, otherwise copies it.
 c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
   const c10::Device target(c10::kPrivateUse1, index_);
   auto* impl = storage.unsafeGetStorageImpl();
@@ -368,7 +369,7 @@ c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
   }
   c10::Storage adopted;
   if (!copies_ && is_bp_memory(*impl)) {
-    // The CPU storage stays alive inside the bp one: somebody else may hold it too.
+    // Keeps the CPU storage alive instead of taking its memory: others can hold it too.
     auto* keeper = new c10::Storage(storage);
     adopted = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(),
@@ -382,7 +383,7 @@ c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
     transfer(adopted.mutable_data(), impl->data(), impl->nbytes(), CopyKind::HostToDevice);
     settle();
   }
-  // Remembered, so that two results that share storage still do.
+  // Remember it, so that results that share a storage still share one.
   Shared shared;
   shared.original = adopted;
   shared.stand_in = storage;

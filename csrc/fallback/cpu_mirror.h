@@ -1,8 +1,8 @@
 // CPU tensors that stand in for bp tensors while a CPU kernel runs.
 //
-// On a device with host-accessible memory a stand-in shares the bp tensor's memory; on any other it is a copy that is
-// written back. Either way the stand-ins of tensors that share storage share storage too, with the same strides, so that
-// in-place kernels, views and overlapping arguments behave as on the CPU.
+// If the device's memory is host-accessible, a stand-in shares the bp tensor's memory; otherwise it is a copy that is
+// written back. Stand-ins have the strides of their tensors, and stand-ins of tensors that share a storage share one
+// too. In-place kernels, views and overlapping arguments therefore behave as on the CPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +16,11 @@ struct Runs; // cpu_mirror.cpp
 
 class CpuMirror {
  public:
-  // Kernels run between construction and finish(). Work that the device's current stream still has is waited for.
-  // `notes`: that the host waits is told to torch.bp.set_sync_debug_mode, on devices that else work by themselves.
+  // For a kernel that runs between construction and finish(). Waits for the device's current stream.
+  // `notes`: report the wait to torch.bp.set_sync_debug_mode, unless the host runs all operators of the device anyway.
   explicit CpuMirror(c10::DeviceIndex index, bool notes = true);
-  // For kernels that run later, in stream order, on host-accessible memory: nothing is waited for, and there is no finish().
-  // The stand-ins outlive this, and own no memory.
+  // For kernels that run later, in stream order, on host-accessible memory. Does not wait, and needs no finish(). The
+  // stand-ins may outlive the mirror, and do not own their memory.
   static CpuMirror for_later(c10::DeviceIndex index) {
     return CpuMirror(Later{}, index);
   }
@@ -28,7 +28,7 @@ class CpuMirror {
   CpuMirror(const CpuMirror&) = delete;
   CpuMirror& operator=(const CpuMirror&) = delete;
 
-  // True where stand-ins are copies.
+  // Whether stand-ins are copies.
   bool copies() const {
     return copies_;
   }
@@ -40,23 +40,22 @@ class CpuMirror {
   // The stand-in of a bp tensor of this device. `written`: the kernel may write to it.
   at::Tensor stand_in(const at::Tensor& tensor, bool written);
 
-  // For devices whose stand-ins are copies: reads every storage, after all stand-ins are known. To be called before the
-  // kernel runs.
+  // Reads the storages, if stand-ins are copies. Call after all stand-ins are made and before the kernel runs.
   void load();
 
-  // Makes what the kernel did to written stand-ins visible in the bp tensors: sizes, strides, storage, contents.
+  // Applies the kernel's changes to written stand-ins to the bp tensors: sizes, strides, storage, contents.
   void finish();
 
-  // The bp tensor for a tensor that the kernel returned: the original for a stand-in, a view for a view of one, else a
-  // new tensor, which takes the result's memory over where it can. After finish().
+  // The bp tensor for a tensor that the kernel returned: the original for a stand-in, a view for a view of a stand-in,
+  // and otherwise a new tensor, which takes over the result's memory if possible. Call after finish().
   at::Tensor result(at::Tensor tensor);
 
  private:
   struct Shared { // one storage and its stand-in
     c10::Storage original;
     c10::Storage stand_in;
-    const void* data; // of the stand-in when it was made: differs afterwards if the kernel resized it
-    size_t first = 0; // bytes [first, last) of the original are copied; only used where stand-ins are copies
+    const void* data; // of the stand-in before the kernel runs; differs afterwards if the kernel resized it
+    size_t first = 0; // bytes [first, last) of the original are copied, if stand-ins are copies
     size_t last = 0;
     bool written = false;
   };
@@ -82,7 +81,7 @@ class CpuMirror {
   const c10::DeviceIndex index_;
   Device& device_;
   const bool copies_;
-  bool in_flight_ = false; // a transfer was queued and not waited for
+  bool in_flight_ = false; // transfers were queued since the last settle()
   c10::SmallVector<Shared, 6> shared_;
   c10::SmallVector<Entry, 6> entries_;
 };

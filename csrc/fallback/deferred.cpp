@@ -33,10 +33,11 @@
 namespace backplane {
 namespace {
 
-// A call of a CPU kernel, with all that it needs. Its numbers are the seed and the offset of a random operator.
+// A deferred call of a CPU kernel with its arguments. The callback's numbers are the seed and offset of a random
+// operator.
 class DeferredCall final : public HostFunction {
  public:
-  struct Written { // a stand-in, and how it is to look afterwards, too
+  struct Written { // a stand-in that the kernel writes, and the layout that it must still have afterwards
     at::Tensor tensor;
     c10::DimVector sizes;
     c10::DimVector strides;
@@ -52,7 +53,7 @@ class DeferredCall final : public HostFunction {
     bool is_where_it_was() const {
       return tensor.sizes() == sizes && tensor.const_data_ptr() == memory && tensor.is_conj() == is_conj;
     }
-    // Kernels may have chosen other strides.
+    // Restores the expected strides, if the kernel has changed them.
     void restore_strides() const {
       if (tensor.strides() != strides) {
         const at::Tensor elements = tensor.clone();
@@ -71,8 +72,7 @@ class DeferredCall final : public HostFunction {
   int generator; // index of the Generator argument; -1: none
   torch::jit::Stack arguments{};
   std::vector<Written> written{};
-  // Of all results, those of lists one after the other: where they go. Not defined: there is no such tensor, or it is a
-  // written argument.
+  // The destination of each result, with lists flattened. Undefined: the result is undefined, or a written argument.
   std::vector<at::Tensor> results{};
 
   const std::string& name() const override {
@@ -83,7 +83,7 @@ class DeferredCall final : public HostFunction {
   }
 
   void run(char* const*, const uint64_t* numbers) const override {
-    // The thread may be one of the program's, in any of PyTorch's modes.
+    // This can be a thread of the program, with any dispatch mode active.
     const c10::impl::ForceDispatchKeyGuard keys(
         c10::default_included_set, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     torch::jit::Stack stack = arguments;
@@ -123,8 +123,9 @@ class DeferredCall final : public HostFunction {
  private:
   void check(bool is_as_foretold, const at::Tensor& found) const {
     TORCH_CHECK(
-        is_as_foretold, operator_name, " has a result that is not what PyTorch's meta kernel says of it (",
-        found.defined() ? c10::str(found.scalar_type(), found.sizes()) : "none", "), so it cannot be done later");
+        is_as_foretold, operator_name, " cannot be deferred: the CPU kernel's result (",
+        found.defined() ? c10::str(found.scalar_type(), found.sizes()) : "none",
+        ") differs from the result of PyTorch's meta kernel");
   }
 
   static void copy(const at::Tensor& from, const at::Tensor& to) {
@@ -139,8 +140,8 @@ class DeferredCall final : public HostFunction {
   }
 };
 
-// Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for
-// "aten::add.Tensor". Not of losses and isin, which resize them on their way.
+// The out= variant of a structured operator: "aten::add.out" for "aten::add.Tensor". nullopt for losses and isin, whose
+// kernels resize their out= tensors.
 std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) {
   auto& dispatcher = c10::Dispatcher::singleton();
   static const auto* overloads = [&] {
@@ -190,12 +191,12 @@ std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op) {
   return found != known->end() ? found->second : known->emplace(name, find_out_form(op)).first->second;
 }
 
-// The arguments of a call as tensors of the meta device; each of the call's has one.
+// Converts the tensors of a call to meta tensors, one for each tensor object.
 class Metas {
  public:
   at::Tensor of(const at::Tensor& tensor) {
     if (!tensor.defined() || (!tensor.device().is_privateuseone() && tensor.dim() == 0)) {
-      return tensor; // a number of the CPU's has a value
+      return tensor; // a zero-dimensional CPU tensor is a number, and keeps its value
     }
     for (const auto& [original, meta] : pairs_) {
       if (original.is_same(tensor)) {
@@ -203,7 +204,7 @@ class Metas {
       }
     }
     c10::Storage& storage = storages_[tensor.storage().unsafeGetStorageImpl()];
-    if (!storage) { // what shares memory goes on sharing it: meta kernels look at that
+    if (!storage) { // tensors that share a storage still do, because meta kernels check for overlap
       storage = c10::Storage(
           c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
     }
@@ -216,7 +217,7 @@ class Metas {
     return meta;
   }
 
-  // The call's tensor for its meta one; nullptr: it is none of the call's.
+  // The call's tensor for a meta tensor; nullptr if there is none.
   const at::Tensor* original_of(const at::Tensor& tensor) const {
     for (const auto& [original, meta] : pairs_) {
       if (meta.is_same(tensor)) {
@@ -245,10 +246,10 @@ bool is_tensors(const c10::Argument& result) {
   const auto* list = type.castRaw<c10::ListType>();
   const bool fits = type.kind() == c10::TypeKind::TensorType ||
       (list != nullptr && list->getElementType()->kind() == c10::TypeKind::TensorType);
-  return fits && (result.alias_info() == nullptr || result.alias_info()->isWrite()); // else it is a view
+  return fits && (result.alias_info() == nullptr || result.alias_info()->isWrite()); // otherwise it is a view
 }
 
-// Of some of PyTorch's operators the CPU has results of other shapes than all other devices, or lazily conjugated ones.
+// Operators whose results on the CPU have other shapes than on all other devices, or the conjugate bit set.
 constexpr std::string_view kLikeNoOther[] = {
     "aten::_embedding_bag",
     "aten::_embedding_bag_forward_only",
@@ -260,7 +261,8 @@ constexpr std::string_view kLikeNoOther[] = {
     "aten::linalg_lu_solve.out",
     "aten::native_batch_norm.out"};
 
-// Kernels of others may be Python's, which streams and graphs would call without asking.
+// Only operators of PyTorch and of this library are deferred. Kernels of other libraries can be Python functions, which
+// would run in a stream's thread or at a replay without their author expecting it.
 bool is_known(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   const auto* other = std::find(std::begin(kLikeNoOther), std::end(kLikeNoOther), toString(op.operator_name()));
@@ -283,7 +285,7 @@ at::Tensor in_format(const at::Tensor& meta, at::MemoryFormat format) {
   }
 }
 
-// Operators whose first result the CPU gives the memory format of one argument, where the meta kernel does not.
+// Operators whose first result has the memory format of an argument on the CPU, but not in the meta kernel.
 struct Format {
   std::string_view name;
   size_t argument;
@@ -304,10 +306,10 @@ constexpr Format kFormats[] = {
     {"aten::replication_pad3d", 0},
     {"aten::replication_pad3d_backward", 1}};
 
-// Operators whose result the CPU makes contiguous, where the meta kernel says otherwise.
+// Operators whose result is contiguous on the CPU, but not in the meta kernel.
 constexpr std::string_view kContiguous[] = {"aten::glu_backward", "aten::nonzero_static"};
 
-// Of statistics: float32 where one of the parameters, arguments [first, end), is; else the input's.
+// The dtype of statistics: float32 if one of the parameters, arguments [first, end), is float32; otherwise the input's.
 c10::ScalarType statistics_dtype(const torch::jit::Stack& arguments, size_t first, size_t end) {
   const bool has_floats = std::any_of(
       arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.begin() + static_cast<std::ptrdiff_t>(end),
@@ -317,14 +319,14 @@ c10::ScalarType statistics_dtype(const torch::jit::Stack& arguments, size_t firs
   return has_floats ? at::kFloat : arguments[0].toTensor().scalar_type();
 }
 
-// The format of a convolution's results: which of the CPU's kernels it is decides. `first`: index of the input, the weight, and
-// what follows them up to the groups.
+// The memory format of a convolution's results, which depends on the CPU kernel that PyTorch selects. `first`: index of
+// the input argument; weight to groups follow it.
 at::MemoryFormat convolution_format(const torch::jit::Stack& arguments, size_t first, bool is_backward, c10::DeviceIndex index) {
-  CpuMirror mirror = CpuMirror::for_later(index); // the choice asks for the CPU's tensors, not for what is in them
+  CpuMirror mirror = CpuMirror::for_later(index); // the selection needs CPU tensors, but does not read their contents
   const auto stand_in = [&](const c10::IValue& value) { return mirror.stand_in(value.toTensor(), /*written=*/false); };
   const at::Tensor input = stand_in(arguments[first]);
   const at::Tensor weight = stand_in(arguments[first + 1]);
-  const c10::IValue& bias = arguments[first + 2]; // backward: its sizes
+  const c10::IValue& bias = arguments[first + 2]; // in the backward: its sizes
   const bool has_bias = bias.isTensor() && bias.toTensor().defined();
   const auto numbers = [&](size_t i) { return arguments[first + i].toSymIntVector(); };
   std::vector<c10::SymInt> bias_sizes;
@@ -338,12 +340,12 @@ at::MemoryFormat convolution_format(const torch::jit::Stack& arguments, size_t f
   return at::native::_determine_backend_memory_format(input, weight, backend);
 }
 
-// Where the CPU's results look otherwise than the meta kernel says.
+// Adjusts the meta kernel's results where those of the CPU kernel differ in strides, sizes or dtype.
 void correct(
     const DeferredOperator& call, c10::DeviceIndex index, const torch::jit::Stack& arguments, torch::jit::Stack& results) {
   const auto& declared = call.op.schema().arguments();
   for (size_t i = 0; i < declared.size(); ++i) {
-    if (declared[i].name() == "output_mask") { // gradients that nobody wants
+    if (declared[i].name() == "output_mask") { // gradients that are not needed are undefined
       const auto mask = arguments[i].toBoolList();
       for (size_t result = 0; result < mask.size(); ++result) {
         if (!mask[result]) {
@@ -380,7 +382,7 @@ void correct(
     put_statistics(std::nullopt, 1, 3);
   } else if (name == "aten::native_layer_norm") {
     put_statistics(std::nullopt, 2, 4);
-  } else if (name == "aten::isin.Scalar_Tensor" || name == "aten::isin.Scalar_Tensor_out") { // of one element, not of a list
+  } else if (name == "aten::isin.Scalar_Tensor" || name == "aten::isin.Scalar_Tensor_out") { // CPU: zero-dimensional
     results[0].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(), c10::IntArrayRef());
   } else if (name == "aten::convolution") {
     put_in_format(0, convolution_format(arguments, 0, /*is_backward=*/false, index));
@@ -391,7 +393,7 @@ void correct(
   }
 }
 
-// Whether the meta kernel says what the results are; it leaves them on the stack.
+// Runs the meta kernel, which puts the results on the stack. Returns false if there is none or it rejects the call.
 bool ask_meta_kernel(const DeferredOperator& call, c10::DeviceIndex index, Metas& metas, torch::jit::Stack& stack) {
   constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
   const auto& asked = call.kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta) ? call.kernel : call.op;
@@ -416,13 +418,13 @@ bool ask_meta_kernel(const DeferredOperator& call, c10::DeviceIndex index, Metas
     if (!is_refusal(error)) {
       throw;
     }
-    return false; // it refuses the call, which is the CPU kernel's to say, or it would need values
+    return false; // the call is invalid, and the CPU kernel raises the error, or the meta kernel needs values
   }
   correct(call, index, arguments, stack);
   return true;
 }
 
-// Gives what is written the sizes that it will have.
+// Gives a written argument the sizes and strides that it has after the call.
 void resize_written(const at::Tensor& tensor, const at::Tensor& meta) {
   if (tensor.sizes() != meta.sizes()) {
     tensor.resize_(meta.sizes());
@@ -486,9 +488,9 @@ Deferral defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit:
         return tensor;
       }
       if (!tensor.device().is_privateuseone()) {
-        at::Tensor copy = tensor.clone(); // as it is now
+        at::Tensor copy = tensor.clone(); // the program can change the tensor before the kernel runs
         if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-          copy.unsafeGetTensorImpl()->set_wrapped_number(true); // which a tensor with dimensions may not even be told not to be
+          copy.unsafeGetTensorImpl()->set_wrapped_number(true); // asserts that there are no dimensions, even for false
         }
         return copy;
       }

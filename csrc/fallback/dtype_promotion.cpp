@@ -23,7 +23,7 @@ using c10::ScalarType;
 
 namespace {
 
-// `name` computed some other way, where no wider dtype helps: puts the result in the place of the arguments.
+// A replacement for a CPU kernel that a wider dtype does not help. Replaces the arguments on the stack by the result.
 using Composed = void (*)(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 
 void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
@@ -46,16 +46,16 @@ constexpr uint64_t kComplex = kComplexHalf | bit(ScalarType::ComplexFloat) | bit
 } // namespace
 
 struct PromotionRule {
-  uint64_t lacking; // bits of dtypes
-  Composed composed;
-  bool of_one_dtype; // its kernels refuse floating-point tensors of two dtypes
+  uint64_t lacking; // bit mask of dtypes
+  Composed composed; // nullptr: none
+  bool of_one_dtype; // the kernels reject floating-point tensors of different dtypes
 };
 
 namespace {
 
 struct Row {
   uint64_t lacking;
-  std::vector<const char*> names; // all overloads of these
+  std::vector<const char*> names; // with all overloads
   Composed composed = nullptr;
   bool of_one_dtype = false;
 };
@@ -79,7 +79,7 @@ const std::vector<Row>& rows() {
       {kBool | kComplexHalf, {"trace"}},
       {kIntegers, {"histc"}, &histogram},
       {kComplex, {"nansum"}, &sum_without_nan},
-      {~uint64_t{0}, {"tril", "triu"}, &triangle}, // their layout decides
+      {~uint64_t{0}, {"tril", "triu"}, &triangle}, // all dtypes: works around a layout
   };
   return *table;
 }
@@ -104,8 +104,9 @@ bool is_dtype(const c10::Argument& argument) {
       c10::TypeKind::ScalarTypeType;
 }
 
-// Raises what the CPU's kernel says of a result that overlaps an operand in part, where they are as `arguments` have them, but of
-// the dtype `wide` for `narrow`. Kernels that say nothing compute something, which nobody sees.
+// Raises the CPU kernel's error for a result that partially overlaps an operand. Runs the kernel on zeros with the
+// memory layout of `arguments`, and with the dtype `wide` instead of `narrow`. If the kernel does not throw, discards
+// what it computed.
 void raise_of_overlaps(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments, ScalarType narrow, ScalarType wide) {
   const auto written = [&](size_t i) { return is_written(op.schema(), op.schema().arguments()[i]); };
@@ -120,7 +121,7 @@ void raise_of_overlaps(
   if (!overlap) {
     return;
   }
-  std::unordered_map<const void*, at::Tensor> memory; // by the storage that it stands for
+  std::unordered_map<const void*, at::Tensor> memory; // zeros, by the storage that they replace
   torch::jit::Stack probe;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor one = tensor(i);
@@ -140,7 +141,7 @@ void raise_of_overlaps(
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &probe);
 }
 
-// One call: which dtype is lacking, what its results have, and the tensors that were given for them.
+// One call: the dtype that the kernel lacks, the dtype of the results, and the written tensors.
 class PromotedCall {
  public:
   PromotedCall(const c10::OperatorHandle& op, const PromotionRule& rule, torch::jit::Stack* stack)
@@ -150,14 +151,14 @@ class PromotedCall {
       const auto& argument = schema_.arguments()[i];
       if (arguments_[i].isTensor() && arguments_[i].toTensor().defined()) {
         const at::Tensor& tensor = arguments_[i].toTensor();
-        if (!argument.is_out() || rule.composed == nullptr) { // a composition is of operands
+        if (!argument.is_out() || rule.composed == nullptr) { // a replacement is chosen by the operands
           see(tensor.scalar_type(), rule.lacking);
         }
         if (rule.of_one_dtype && tensor.is_floating_point()) {
           two_dtypes_ |= seen_.value_or(tensor.scalar_type()) != tensor.scalar_type();
           seen_ = tensor.scalar_type();
         }
-        if (!argument.is_out() && argument.name() != "target") { // targets are classes
+        if (!argument.is_out() && argument.name() != "target") { // targets are class indices
           state = at::native::update_result_type_state(tensor, state);
         }
       } else if (arguments_[i].isInt() && is_dtype(argument)) {
@@ -167,11 +168,11 @@ class PromotedCall {
     }
     computed_ = asked_.value_or(at::native::result_type(state));
     if (two_dtypes_) {
-      lacking_ = ScalarType::Undefined; // the kernel has the error
+      lacking_ = ScalarType::Undefined; // run the kernel unchanged: it raises the error
     }
   }
 
-  // Undefined where nothing is lacking.
+  // Undefined if the kernel supports all dtypes of the call.
   ScalarType lacking() const {
     return lacking_;
   }
@@ -223,7 +224,7 @@ class PromotedCall {
       }
     }
     if (computed_ != lacking_) {
-      return result; // promoted, or asked for
+      return result; // has the promoted or requested dtype
     }
     const ScalarType wide = wider(lacking_);
     if (result.scalar_type() == wide) {
@@ -241,14 +242,14 @@ class PromotedCall {
   const c10::FunctionSchema& schema_;
   const std::span<c10::IValue> arguments_; // on the stack
   ScalarType lacking_ = ScalarType::Undefined;
-  ScalarType computed_ = ScalarType::Undefined; // what PyTorch would compute in
-  std::optional<ScalarType> asked_;
+  ScalarType computed_ = ScalarType::Undefined; // the dtype that PyTorch would compute in
+  std::optional<ScalarType> asked_; // the value of a dtype argument
   std::optional<ScalarType> seen_; // the dtype of a floating-point tensor
   bool two_dtypes_ = false;
-  std::vector<std::pair<at::Tensor, at::Tensor>> given_; // written arguments, and what was written in their place
+  std::vector<std::pair<at::Tensor, at::Tensor>> given_; // (written argument, wide tensor in its place)
 };
 
-// The call of `name.overload` or, with one argument more, of `name.out` on what is on the stack.
+// Runs the CPU kernel of `name.overload` on the stack, with its promotion rule if it has one.
 void call_cpu(const char* name, const char* overload, torch::jit::Stack* stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
   if (const auto* rule = promotion_rule(op)) {
@@ -258,7 +259,8 @@ void call_cpu(const char* name, const char* overload, torch::jit::Stack* stack) 
   }
 }
 
-// CUDA's histograms of integers are computed in integers: of float64 another bin may come out at its border.
+// CUDA computes histograms of integers in integers. In float64, an element at the edge of a bin could be counted in the
+// next.
 void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const bool has_out = schema.arguments().back().is_out();
   const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
@@ -294,7 +296,7 @@ void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   torch::jit::push(*stack, has_out ? out : counts);
 }
 
-// They are it already.
+// The absolute value of a bool is the bool itself.
 void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const auto& last = schema.arguments().back();
   if (!is_written(schema, last)) {
@@ -303,7 +305,7 @@ void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* sta
   }
   const at::Tensor out = torch::jit::pop(*stack).toTensor();
   at::assert_no_internal_overlap(out);
-  if (last.is_out()) { // it is not computed in place
+  if (last.is_out()) { // otherwise in-place: nothing to compute
     const at::Tensor self = torch::jit::pop(*stack).toTensor();
     TORCH_CHECK(
         out.scalar_type() == ScalarType::Bool, "Found dtype ", out.scalar_type(), " but expected ", ScalarType::Bool);
@@ -313,8 +315,8 @@ void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* sta
   torch::jit::push(*stack, out);
 }
 
-// The CPU's kernels take the matrices of an out= to be one step apart, and write beyond it where they are not: they are
-// given one that is contiguous.
+// The CPU kernels assume that the matrices of an out= tensor are a constant distance apart, and otherwise write out of
+// bounds. Pass them a contiguous copy instead.
 void triangle(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const auto kernel =
       c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), schema.overload_name().c_str());
@@ -363,12 +365,13 @@ const PromotionRule* promotion_rule(const c10::OperatorHandle& op) {
 
 namespace {
 
-// Raises what the CPU says of arguments that it refuses in any dtype: in the dtypes that they were given in.
+// Raises the CPU kernel's error for arguments that it rejects in any dtype, so that the message shows the original
+// dtypes.
 void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
   try {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
   } catch (const c10::NotImplementedError&) {
-    return; // it lacks the dtype
+    return; // only the dtype is not supported
   }
 }
 
@@ -396,9 +399,9 @@ void run_promoted(const PromotionRule& rule, const c10::OperatorHandle& op, torc
 
 namespace {
 
-// torch.fft of float16. The functions are composed of others, and refuse it at once on all devices but CUDA's.
+// The functions of torch.fft for float16. PyTorch's composite kernels reject float16 on every device but CUDA.
 void transform(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::DispatchKeySet composition(c10::DispatchKey::CPU); // a backend without a kernel of its own for these
+  const c10::DispatchKeySet composition(c10::DispatchKey::CPU); // the CPU uses the composite kernels of these operators
   const size_t base = stack->size() - op.schema().arguments().size();
   const at::Tensor self = (*stack)[base].toTensor();
   if (self.scalar_type() != ScalarType::Half) {
@@ -435,7 +438,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   register_transforms(m);
 }
 
-// Differentiable, since it calls nothing but differentiable functions.
+// Needs no autograd formula, because it only calls differentiable functions.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   register_transforms(m);
 }

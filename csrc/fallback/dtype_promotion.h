@@ -1,4 +1,5 @@
-// Dtypes that CUDA's kernels take and the CPU's do not: the CPU's kernel runs in a wider one. Likewise layouts.
+// CPU kernels for dtypes that CUDA kernels support and CPU kernels do not: runs them in a wider dtype. Also works
+// around layouts that CPU kernels do not support.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,14 +9,14 @@
 
 namespace backplane {
 
-// What is known of one operator: the dtypes that its CPU kernel lacks.
+// The dtypes that one operator's CPU kernel lacks.
 struct PromotionRule;
 
-// nullptr for most operators, whose CPU kernels take what CUDA's do.
+// nullptr for most operators, whose CPU kernels support the same dtypes as CUDA's.
 const PromotionRule* promotion_rule(const c10::OperatorHandle& op);
 
-// Runs the CPU kernel of `op` on the CPU tensors of the stack: in a wider dtype where the rule says that theirs is
-// lacking, and then rounds to the dtype that PyTorch gives the results; else as it is.
+// Runs the CPU kernel of `op` on the CPU tensors of the stack. If the kernel lacks their dtype according to the rule,
+// computes in a wider dtype and rounds the results to the dtype that PyTorch specifies.
 void run_promoted(const PromotionRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace backplane

@@ -35,15 +35,15 @@ namespace {
 
 std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
 
-// What the fallback needs to know of an operator's schema, worked out at its first call.
+// Facts about an operator, computed at its first fallback.
 struct OperatorFacts {
   std::string name;
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
   const PromotionRule* promotion; // dtypes that its CPU kernel lacks
   const c10::KernelFunction* structured_meta; // nullptr: none
-  bool indexes = false; // its `indices` are on the CPU or on the device of `self`
-  c10::SmallVector<bool, 16> from_anywhere; // per argument: its tensors may be the CPU's, whatever their shape, as on GPUs
+  bool indexes = false; // an indexing operator: its `indices` can be on the CPU or on the device of `self`
+  c10::SmallVector<bool, 16> from_anywhere; // per argument: CPU tensors of any shape are allowed, as with CUDA
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
@@ -77,12 +77,12 @@ struct OperatorFacts {
 class FactsTable {
  public:
   FactsTable() {
-    // Kept for good, as the table is.
+    // Never freed, like the table.
     static_cast<void>(new c10::RegistrationHandleRAII(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this))));
   }
 
-  // Each thread has a map of its own in front, so that the hot path takes no lock.
+  // A thread-local cache keeps the lock out of the hot path.
   OperatorFacts& of(const c10::OperatorHandle& op) {
     struct Cache {
       ska::flat_hash_map<const void*, OperatorFacts*> facts;
@@ -115,7 +115,7 @@ class FactsTable {
   }
 
  private:
-  // Operators of a library go with it (torch.library.Library), and others come to lie where they were.
+  // The operators of a torch.library.Library are destroyed with it, and other schemas can then reuse their addresses.
   class Listener final : public c10::OpRegistrationListener {
    public:
     explicit Listener(FactsTable& table) : table_(table) {}
@@ -132,7 +132,7 @@ class FactsTable {
     std::lock_guard<std::mutex> guard(lock_);
     const auto found = facts_.find(key);
     if (found != facts_.end()) {
-      static_cast<void>(found->second.release()); // a thread may be at it
+      static_cast<void>(found->second.release()); // leaked, because another thread may still use it
       facts_.erase(found);
       forgotten_.fetch_add(1, std::memory_order_release);
     }
@@ -140,7 +140,7 @@ class FactsTable {
 
   std::mutex lock_;
   ska::flat_hash_map<const void*, std::unique_ptr<OperatorFacts>> facts_; // by the schema's address
-  std::atomic<uint64_t> forgotten_{0}; // operators
+  std::atomic<uint64_t> forgotten_{0}; // number of destroyed operators
 };
 
 FactsTable& facts_table() {
@@ -148,12 +148,12 @@ FactsTable& facts_table() {
   return *table;
 }
 
-// The one bp device among the arguments; -1 when there is none.
+// Finds the common bp device of the arguments; -1 if there is none.
 class CommonDevice {
  public:
   explicit CommonDevice(bool indexes) : indexes_(indexes) {}
 
-  // `may_be_scalar`: of the CPU's, if it has no dimensions. Not where the operator writes to it.
+  // `may_be_scalar`: accept a zero-dimensional CPU tensor. False for arguments that the operator writes.
   void see(const at::Tensor& tensor, bool from_anywhere, bool may_be_scalar) {
     seen_ = true;
     const auto device = tensor.device();
@@ -176,7 +176,7 @@ class CommonDevice {
     }
   }
 
-  // Only CPU tensors were seen: it was the generator alone that brought the call here.
+  // Whether only CPU tensors were seen: then the call was dispatched to bp because of its generator.
   bool is_cpu() const {
     return index_ < 0 && seen_;
   }
@@ -204,9 +204,9 @@ class CommonDevice {
 
   bool indexes_;
   bool seen_ = false;
-  bool is_of_index_ = false; // index_ is
+  bool is_of_index_ = false; // index_ is the device of a from_anywhere argument
   c10::DeviceIndex index_ = -1;
-  std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar, or is written
+  std::optional<c10::Device> foreign_; // device of a non-bp tensor that is not allowed
 };
 
 at::Tensor stand_in(CpuMirror& mirror, const at::Tensor& tensor, bool written) {
@@ -249,7 +249,8 @@ void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
     TORCH_WARN(
         facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
         device(mirror.index()).properties().name,
-        ") and runs on the CPU, with copies there and back. TORCH_BACKPLANE_FALLBACK=silent hides this, =error raises.");
+        ") and runs on the CPU, which copies its tensors to the CPU and back. Set TORCH_BACKPLANE_FALLBACK=silent to "
+        "hide this warning, or TORCH_BACKPLANE_FALLBACK=error to raise an error instead.");
   }
 }
 
@@ -274,7 +275,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   TORCH_CHECK_NOT_IMPLEMENTED(
       kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
-      "bp has no kernel for ", facts.name, ", and neither has the CPU, so it cannot fall back");
+      "bp has no kernel for ", facts.name, ", and there is no CPU kernel to fall back to");
   TORCH_CHECK(
       facts.generator < 0 || !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
       c10::Device(c10::kPrivateUse1).type(), "'");
@@ -286,7 +287,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
       return;
     }
     if (deferral == Deferral::Refused && Capture::of(current_stream(index)) != nullptr) {
-      raise_cpu_error(kernel, arguments); // a capture cannot leave that to the call itself
+      raise_cpu_error(kernel, arguments); // in a capture the CPU kernel cannot run below to raise it
     }
   }
   CpuMirror mirror(index);
@@ -338,19 +339,19 @@ size_t spanned_bytes(const at::Tensor& tensor) {
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
 }
 
-// What looks the same on the CPU, with zeros in it. Of one zero, expanded, kernels would refuse that it is written, and see
-// other strides. So it is calloc's memory: of a large tensor the system has none before it is touched, and a kernel that
-// refuses its arguments touches nothing.
+// A CPU tensor of zeros with the same sizes and strides. An expanded zero would have other strides, and kernels refuse
+// to write to it. With calloc, a large tensor takes no physical memory before it is touched, and a kernel that rejects
+// its arguments does not touch them.
 at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.device().is_privateuseone()) {
     return tensor;
   }
   const size_t bytes = spanned_bytes(tensor);
   void* zeros = std::calloc(std::max<size_t>(bytes, 1), 1);
-  TORCH_CHECK(zeros != nullptr, "the host has no ", bytes, " bytes left");
+  TORCH_CHECK(zeros != nullptr, "cannot allocate ", bytes, " bytes of host memory");
   c10::Storage storage(
       c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), c10::DataPtr(zeros, zeros, &std::free, c10::kCPU),
-      c10::GetCPUAllocator(), /*resizable=*/true); // for results that are given in another size
+      c10::GetCPUAllocator(), /*resizable=*/true); // kernels resize out= tensors of another size
   at::Tensor found = at::detail::make_tensor<at::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   found.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
@@ -364,7 +365,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
     return;
   }
   const OperatorFacts& facts = facts_table().of(op);
-  CommonDevice common(facts.indexes); // throws PyTorch's error of two devices, which comes before all others
+  CommonDevice common(facts.indexes); // throws PyTorch's error for tensors on two devices, which precedes all others
   size_t bytes = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
@@ -382,7 +383,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
     replace_tensors(stack.back(), c10::kCPU, &zeros_on_cpu);
   }
   if (facts.generator >= 0) {
-    stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on
+    stack[facts.generator] = at::detail::createCPUGenerator(); // not the default generator, which would advance
   }
   try {
     if (facts.promotion != nullptr) {
@@ -393,7 +394,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("ZeroDivisionError") == std::string_view::npos) {
       throw;
-    } // it is our zeros that it refuses
+    } // ignored: caused by the zeros
   }
 }
 
@@ -425,15 +426,16 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 namespace {
 
-// Operators whose composite kernel would be used instead of the fallback, and should not be.
+// Operators for which the fallback is registered explicitly, because PyTorch would otherwise use their composite
+// kernel.
 class DirectFallbacks {
  public:
   DirectFallbacks() {
-    // These would only allocate the result and call the `out=` form: this saves two passes through the dispatcher.
+    // These only allocate the result and call the out= variant. The fallback saves two passes through the dispatcher.
     fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-    // Layer norm, group norm, addr and others, with other roundings than the CPU's own kernels.
+    // Layer norm, group norm, addr and others, whose composite kernels round differently from the CPU kernels.
     fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutograd);
-    // These composite kernels call CPU code for whatever device they are given, or ask for a device that they know.
+    // These composite kernels call CPU code regardless of the device, or require a device that they know.
     fall_back("conj_physical_");
     fall_back("mode.values");
     for (const char* name : {"ldexp.Tensor", "ldexp.out", "ldexp_"}) {
@@ -447,7 +449,7 @@ class DirectFallbacks {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
   }
 
-  // Every operator that has both a kernel under this composite key and one for the CPU, and none for bp yet.
+  // Registers the fallback for every operator with a kernel for this composite key and for the CPU, but none for bp.
   void fall_back_instead_of(c10::DispatchKey composite) {
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getRegistrationsForDispatchKey(composite)) {

@@ -1,4 +1,4 @@
-// Running an operator with PyTorch's CPU kernel.
+// The fallback: running an operator with PyTorch's CPU kernel.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,24 +11,27 @@
 
 namespace backplane {
 
-// The boxed kernel behind every operator that bp has no kernel of its own for.
+// The boxed kernel of every operator that has no bp kernel.
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Registers the boxed kernel where PyTorch would prefer a composite one. To be called once, after all other registrations.
+// Registers the fallback for operators whose composite kernel PyTorch would prefer. Call once, after all other
+// registrations.
 void register_direct_fallbacks();
 bool has_direct_fallback(const c10::OperatorHandle& op);
 
-// Runs `kernel`'s CPU kernel on the arguments of `op` (the two take the same), counted as a fallback of `op`.
+// Runs the CPU kernel of `kernel` on the arguments of `op`. Both must take the same arguments. Counted as a fallback of
+// `op`.
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);
 
-// Throws what the CPU kernel says of such arguments, without their contents: for calls that it is known to refuse. It is no
-// fallback, and not counted. Returns if the kernel takes them, or if the CPU has none. What is refused costs no memory,
-// whatever its size; what is taken after all may, so nothing is asked of arguments of more than `most_bytes`.
+// Throws the error that the CPU kernel raises for invalid arguments, by running it on zeros of the same sizes, strides
+// and dtypes. Not counted as a fallback. Returns if the kernel accepts the arguments, or if there is no CPU kernel. A
+// kernel that rejects its arguments touches no memory, whatever their size. One that accepts them does, so arguments of
+// more than `most_bytes` are not tried.
 void raise_cpu_error(
     const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX);
 
-// What to do when an operator falls back on a device where that means copying: say so once per operator (the default),
-// nothing, or raise.
+// What to do when an operator falls back on a device where that requires copies: warn once per operator (the default),
+// nothing, or raise an error.
 enum class FallbackPolicy { Warn, Silent, Error };
 void set_fallback_policy(FallbackPolicy policy);
 FallbackPolicy fallback_policy();

@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "fallback/structured_metas.inc" // the headers
+#include "fallback/structured_metas.inc" // without STRUCTURED_META: includes the functions' headers
 
 namespace backplane {
 namespace {

@@ -1,5 +1,6 @@
-// PyTorch's C++ meta functions of structured operators: they check a call as its CPU and CUDA kernels do, and say what the
-// results look like. The dispatcher does not lead to them: PyTorch registers Python functions over many, which refuse less.
+// PyTorch's C++ meta functions of structured operators. They check a call like its CPU and CUDA kernels, and compute
+// the sizes, strides and dtypes of the results. The dispatcher does not always reach them: PyTorch overrides many with
+// Python functions that check less.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -8,7 +9,7 @@
 
 namespace backplane {
 
-// The function of "aten::add.out"; nullptr where there is none.
+// The meta function of an overload such as "aten::add.out"; nullptr if there is none.
 const c10::KernelFunction* structured_meta(const std::string& name);
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// torch.accelerator.Graph on bp: PyTorch's interface to a backend's graphs, where this PyTorch has one (2.13 does).
+// torch.accelerator.Graph on bp: implements PyTorch's graph interface for backends, if this PyTorch has it (2.13 does).
 #include "graphs/graph.h"
 
 #if __has_include(<ATen/core/GraphImplInterface.h>)

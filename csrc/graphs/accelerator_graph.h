@@ -3,7 +3,7 @@
 
 namespace backplane {
 
-// To be called once, when the device type has its name: PyTorch looks graphs up by it.
+// Call once, after the device type has been renamed: PyTorch looks graphs up by its name.
 void register_accelerator_graph();
 
 } // namespace backplane

@@ -6,8 +6,9 @@
 namespace backplane {
 namespace {
 
-// What a wait for another queue costs is the time of so many small kernels, and a kernel is a small one for each so many work
-// items, up to some; measured on PoCL (docs/measurements.md). What the host or a library does is mostly more.
+// Weights, measured on PoCL (docs/measurements.md). Waiting for another queue costs as much as kWeightOfWait small
+// kernels. A launch counts as one small kernel per kItems work items, at most kMostWeight. Other commands usually take
+// longer, and count as kMostWeight.
 constexpr size_t kWeightOfWait = 12;
 constexpr size_t kItems = 8192;
 constexpr size_t kMostWeight = 32;
@@ -21,7 +22,7 @@ size_t weight(const CapturedNode& node) {
   return std::clamp(x * y * z / kItems, size_t{1}, kMostWeight);
 }
 
-// How much of each queue's work comes before something: up to the node of this number, counted from 1; 0 is nothing.
+// For each queue, the last of its nodes that is ordered before a point. Nodes are counted from 1; 0: none.
 using Past = std::vector<size_t>;
 
 void add(Past& past, const Past& more) {
@@ -43,7 +44,7 @@ class Search {
       return {};
     }
     Past joined = past_of_queue(0);
-    for (size_t node = nodes_.size(); node-- > 0;) { // the latest first: what comes before it needs no wait of its own
+    for (size_t node = nodes_.size(); node-- > 0;) { // latest first: a wait for it covers the nodes before it
       if (joined[found_.steps[node].queue] < node + 1) {
         found_.joined.push_back(node);
         found_.steps[node].is_waited_for = true;
@@ -69,8 +70,9 @@ class Search {
     return last == 0 ? Past(most_, 0) : past_[last - 1];
   }
 
-  // Of the queues whose last node comes before this one, queue 0, where the others have to end, or that whose last node is
-  // the latest.
+  // Chooses the queue for a node: among queues whose last node is ordered before it, queue 0 (which all others must
+  // join), or else the queue with the latest last node. If there is none, a new queue, or else the least recently used
+  // one.
   size_t queue_after(const Past& before) {
     std::optional<size_t> found;
     for (size_t queue = 0; queue < last_.size() && found != size_t{0}; ++queue) {
@@ -85,7 +87,7 @@ class Search {
       last_.push_back(0);
       return last_.size() - 1;
     }
-    return std::min_element(last_.begin(), last_.end()) - last_.begin(); // which has had nothing for longest
+    return std::min_element(last_.begin(), last_.end()) - last_.begin(); // the least recently used
   }
 
   void place(size_t node) {
@@ -114,8 +116,8 @@ class Search {
 
   const c10::ArrayRef<CapturedNode> nodes_;
   const size_t most_;
-  std::vector<size_t> last_; // of each queue, the number of its last node
-  std::vector<Past> past_; // of each node, itself included
+  std::vector<size_t> last_; // for each queue, its last node, counted from 1
+  std::vector<Past> past_; // for each node, including the node itself
   Branches found_;
 };
 

@@ -1,4 +1,4 @@
-// Which parts of a graph may run beside each other, each on a queue of its own.
+// Finds the parts of a graph that can run concurrently, and assigns them to queues.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -10,23 +10,23 @@
 
 namespace backplane {
 
-// The nodes' order, in which they are given to queues, is the capture's. Queue 0 is the stream that the graph is replayed on.
+// Nodes are submitted in the order of the capture. Queue 0 is the stream on which the graph is replayed.
 struct Branches {
-  // What a node has to wait for besides what comes before it in its queue.
+  // A node's queue, and what the node waits for in addition to the preceding nodes of its queue.
   struct Step {
     size_t queue = 0;
     std::vector<size_t> waits_for; // nodes in other queues
-    bool waits_for_begin = false; // what queue 0 has been given before the replay
-    bool is_waited_for = false;
+    bool waits_for_begin = false; // wait for what was submitted to queue 0 before the replay
+    bool is_waited_for = false; // another queue waits for this node
   };
 
   size_t queues = 1;
-  std::vector<Step> steps; // of each node; none where there is one queue
+  std::vector<Step> steps; // for each node; empty if there is one queue
   std::vector<size_t> joined; // nodes that queue 0 waits for at the end
 };
 
-// A node follows another one in its queue where it has to come after it anyhow, and has a queue of its own where it need not
-// come after the last one of any, as long as there are at most `most_queues`. One queue where more is not worth its waits.
+// Puts each node behind a node that it depends on. A node that does not depend on the last node of any queue gets a new
+// queue, while there are fewer than `most_queues`. Returns one queue if concurrency would not be worth the waits.
 Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t most_queues);
 
 } // namespace backplane

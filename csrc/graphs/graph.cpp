@@ -115,12 +115,12 @@ class ReplayedFunction final : public HostFunction {
   const std::shared_ptr<const std::atomic<c10::StreamId>> stream_;
 };
 
-// Whether streams of the device work beside each other: those of host devices mostly execute in the calling thread.
+// Whether the device's streams run concurrently. Most host devices execute their streams in the calling thread.
 bool has_queues(c10::DeviceIndex index) {
   return !can_defer(index) || device(index).defers_operators();
 }
 
-// Lets queue 0 wait for all that the others were given, where a replay ends early. What cannot be done is left.
+// Makes queue 0 wait for the other queues after a failed replay, as far as possible.
 void join(Device& device, c10::ArrayRef<StreamHandle> queues) noexcept {
   for (const StreamHandle queue : queues.slice(1)) {
     try {
@@ -129,12 +129,12 @@ void join(Device& device, c10::ArrayRef<StreamHandle> queues) noexcept {
       device.submit(EventWait{event}, queues[0]);
       device.destroy_event(event);
     } catch (const std::exception&) {
-      // The error that ended the replay is told.
+      // Ignored: the caller rethrows the error of the replay.
     }
   }
 }
 
-// As it stands between quotation marks in the dot language, where \n is a line's end.
+// Quotes text for the dot language, in which \n is a line break.
 std::string quoted(const std::string& text) {
   std::string found;
   for (const char c : text) {
@@ -155,10 +155,10 @@ Graph::~Graph() {
       capture_->end();
     }
   } catch (const std::exception&) {
-    // Nobody wants the graph.
+    // Ignored: the graph is not used.
   }
   destroy_events();
-  native_.reset(); // before its memory goes
+  native_.reset(); // before its memory is released
   give_up_memory();
 }
 
@@ -166,17 +166,17 @@ void Graph::capture_begin(c10::MempoolId_t pool, CaptureMode mode) {
   TORCH_CHECK(
       capture_ == nullptr && !graph_.has_value(),
       "this graph ", capture_ != nullptr ? "is being captured" : "has been captured",
-      " already; to capture another, make another graph or reset() this one");
+      " already; create another graph, or reset() this one first");
   const c10::Stream stream = current_stream(current_device());
   const auto index = stream.device_index();
   TORCH_CHECK_NOT_IMPLEMENTED(
       !device(index).properties().dialect.empty() || can_defer(index), "bp:", static_cast<int>(index), " (",
       device(index).properties().name,
-      ") runs no kernels, and the host cannot compute in its memory: graphs are captured on devices where one of the two holds");
+      ") runs no kernels, and the host cannot access its memory: graphs cannot be captured on such a device");
   TORCH_CHECK(
       stream != default_stream(index),
-      "graphs must be captured on a stream that is not the default one; they can be replayed on any");
-  default_generator(index); // is seeded when it is made, which nobody may do in a capture
+      "graphs must be captured on a non-default stream; they can be replayed on any stream");
+  default_generator(index); // create it now: it is seeded then, which is not allowed in a capture
   auto capture = Capture::begin(stream, mode);
   const bool fresh = pool == c10::MempoolId_t{0, 0};
   pool_ = fresh ? new_pool_id(/*made_by_user=*/false) : pool;
@@ -188,7 +188,7 @@ void Graph::capture_begin(c10::MempoolId_t pool, CaptureMode mode) {
 }
 
 void Graph::capture_end() {
-  TORCH_CHECK(capture_ != nullptr, "capture_end() ends a capture, and this graph is in none: call capture_begin() first");
+  TORCH_CHECK(capture_ != nullptr, "capture_end() needs a graph that is being captured; call capture_begin() first");
   const auto capture = std::exchange(capture_, nullptr);
   device_allocator(stream_->device_index()).end_allocate_to_pool(*pool_);
   try {
@@ -224,7 +224,7 @@ void Graph::instantiate_native() {
     const Command* command = &node.command.command();
     if (const auto* callback = std::get_if<HostCallback>(command)) {
       if (!node.random.empty()) {
-        return; // the numbers of a native graph's callbacks are those of the capture
+        return; // a native graph cannot change a callback's numbers at a replay
       }
       command = &native_callbacks_.emplace_back(HostCallback{
           std::make_shared<ReplayedFunction>(callback->function, *stream_, native_stream_), callback->memory,
@@ -288,7 +288,7 @@ void Graph::replay() {
     std::lock_guard<std::mutex> held(one.generator.mutex());
     states.push_back(one.generator.get<PhiloxGenerator>()->advance(one.used));
   }
-  if (native_ != nullptr && !Profile::is_active()) { // which wants to see each command
+  if (native_ != nullptr && !Profile::is_active()) { // a profile records each command
     replay_native(stream, states);
   } else {
     replay_commands(stream, states);
@@ -355,7 +355,7 @@ void Graph::reset() {
 }
 
 c10::MempoolId_t Graph::pool() const {
-  TORCH_CHECK(pool_.has_value(), "pool() tells the memory of a graph, and this one has been given none: capture it first");
+  TORCH_CHECK(pool_.has_value(), "pool() needs a graph that has memory; capture the graph first");
   return *pool_;
 }
 
@@ -386,8 +386,9 @@ size_t Graph::size() const {
 
 void Graph::check_captured(const char* what) const {
   TORCH_CHECK(
-      graph_.has_value(), what, " needs a graph that has been captured, and this one ",
-      capture_ != nullptr ? "is being captured: call capture_end() first" : "has not been");
+      graph_.has_value(), what, " needs a captured graph, but this one ",
+      capture_ != nullptr ? "is being captured; call capture_end() first"
+                          : "has not been captured; call capture_begin() first");
 }
 
 void Graph::give_up_memory() {

@@ -32,7 +32,7 @@ bool store(const Patch& patch, int64_t bits, Literal& literal) {
   return true;
 }
 
-// Of a launch or of a library's function; nullptr: it is neither.
+// The arguments of a launch or library call; nullptr for other steps.
 std::vector<PlannedArgument>* arguments_of(Step& step) {
   if (auto* launch = std::get_if<LaunchStep>(&step)) {
     return &launch->arguments;
@@ -72,7 +72,7 @@ std::shared_ptr<const Plan> DynamicShapePlan::instantiate(c10::ArrayRef<int64_t>
   if (!tape.run(sizes, slots)) {
     return nullptr;
   }
-  auto made = spare_->take(); // every number that depends on sizes is written again
+  auto made = spare_->take(); // patch() overwrites every number that depends on sizes
   if (made == nullptr) {
     made = std::make_unique<Plan>(plan);
   }
@@ -84,7 +84,7 @@ std::shared_ptr<const Plan> DynamicShapePlan::instantiate(c10::ArrayRef<int64_t>
 }
 
 bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const {
-  std::vector<std::pair<uint32_t, std::vector<CpuOperator::Argument>>> hosted; // in the order of the steps
+  std::vector<std::pair<uint32_t, std::vector<CpuOperator::Argument>>> hosted; // (step, arguments), in step order
   for (const Patch& patch : patches) {
     const int64_t value = slots[patch.slot];
     switch (patch.field) {

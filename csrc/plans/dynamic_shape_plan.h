@@ -1,4 +1,4 @@
-// A plan that serves every shape of a class of calls: an exact plan in which numbers are computed by a tape.
+// A plan for many shapes of a class of calls: an exact plan, and a tape that computes its size-dependent numbers.
 #pragma once
 
 #include <atomic>
@@ -11,41 +11,42 @@
 
 namespace backplane {
 
-// A number of a plan that a slot of the tape holds.
+// A number in a plan that is replaced by the value of a tape slot.
 struct Patch {
   enum class Field : uint8_t {
     Bytes, // of an AllocateStep or CopyStep
-    Offset, // of the address of argument or memory `index`; of a copy's destination (0) or source (1)
-    Number, // of argument `index` of a launch or of a library's function, or number `index` of host work, as the dtype
-    HostSize, // of host work, argument `index`, tensor `element` if that is a list: dimension `dimension`
-    HostStride,
-    Items, // of a launch, in dimension `index`
-    Random, // how many random numbers the use `step` takes
-    Size, // of result `step`, dimension `index`
-    Stride,
-    Start // the result's offset
+    Offset, // of the address of argument or memory `index`; for a copy: destination (0) or source (1)
+    Number, // argument `index` of a launch or library call, or number `index` of a host callback, converted to `dtype`
+    HostSize, // size `dimension` of a host callback's argument `index` (of tensor `element`, if that is a list)
+    HostStride, // stride, likewise
+    Items, // global size of a launch in dimension `index`
+    Random, // the number of random numbers that RandomUse `step` takes
+    Size, // of result `step` (of tensor `element`, if that is a list), dimension `index`
+    Stride, // likewise
+    Start // offset of result `step`
   };
   Field field;
-  uint32_t step; // or result, or use of random numbers
+  uint32_t step; // index into steps, results or random, depending on the field
   uint32_t index;
   uint32_t slot;
-  c10::ScalarType dtype = c10::ScalarType::Undefined; // of a Number: what the parameter has
-  bool is_float = false; // of a Number: the slot holds a double
-  uint32_t element = 0; // of a result that is a list: which tensor
-  uint32_t dimension = 0; // of host work
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // Number: the parameter's dtype
+  bool is_float = false; // Number: the slot holds the bits of a double
+  uint32_t element = 0; // which tensor of a list
+  uint32_t dimension = 0; // HostSize and HostStride
 };
 
 class DynamicShapePlan {
  public:
-  Plan plan; // for the sizes that it was made of
+  Plan plan; // for the sizes of the traced call
   TapeProgram tape;
   std::vector<Patch> patches;
 
-  // The plan for these sizes; nullptr where a guard does not hold or a number fits nowhere. Safe in any thread.
+  // Returns the plan for these sizes, or nullptr if a guard does not hold or a computed number is out of range.
+  // Thread-safe.
   std::shared_ptr<const Plan> instantiate(c10::ArrayRef<int64_t> sizes) const;
 
  private:
-  // A copy of the plan that nobody uses, to be patched for the next sizes: making one costs more than patching it.
+  // Keeps one unused copy of the plan to patch for the next sizes: copying costs more than patching.
   class Spare {
    public:
     Spare() = default;
@@ -59,16 +60,16 @@ class DynamicShapePlan {
       return std::unique_ptr<Plan>(plan_.exchange(nullptr));
     }
     void give_back(const Plan* plan) {
-      delete plan_.exchange(const_cast<Plan*>(plan)); // given out as const, made as not
+      delete plan_.exchange(const_cast<Plan*>(plan)); // created as non-const in instantiate()
     }
 
    private:
     std::atomic<Plan*> plan_{nullptr};
   };
 
-  bool patch(const TapeProgram::Slots& slots, Plan& made) const; // false where a number fits nowhere
+  bool patch(const TapeProgram::Slots& slots, Plan& made) const; // false if a number is out of range
 
-  std::shared_ptr<Spare> spare_ = std::make_shared<Spare>(); // given back to by plans that outlive this
+  std::shared_ptr<Spare> spare_ = std::make_shared<Spare>(); // shared: instantiated plans can outlive this object
 };
 
 } // namespace backplane

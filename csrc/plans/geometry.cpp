@@ -1,5 +1,5 @@
-// The geometry of launches, as torch_backplane/kernels/layouts.py has it, of a call's tensors. What is written there holds of
-// symbols, too, and is what traced planners use; calls that only run use this.
+// C++ version of the launch geometry in torch_backplane/kernels/layouts.py, for concrete sizes. The Python version also
+// works on symbols and is used in traces; all other planner calls use this one. Both must give the same results.
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/TensorIterator.h>
@@ -24,7 +24,7 @@ constexpr int64_t kNarrowLimit = INT32_MAX;
 
 struct Dimension {
   int64_t size;
-  Numbers steps; // of each operand
+  Numbers steps; // stride of each operand, in elements
 };
 
 struct Dimensions {
@@ -35,7 +35,7 @@ struct Dimensions {
         inner_to_outer.begin(), inner_to_outer.end(), int64_t{1},
         [](int64_t count, const Dimension& one) { return count * one.size; });
   }
-  // The number of elements between an operand's first and the furthest.
+  // The distance in elements from an operand's first element to its furthest one.
   int64_t reach(size_t operand) const {
     int64_t furthest = 0;
     for (const Dimension& one : inner_to_outer) {
@@ -63,7 +63,8 @@ struct Dimensions {
   }
 };
 
-// Drops dimensions of size 1, orders the rest by stride, and merges neighbours that every operand steps through.
+// Drops dimensions of size 1, sorts the rest by stride, and merges adjacent dimensions that every operand traverses
+// as one.
 Dimensions collapse(std::vector<Dimension> given, bool keep_order) {
   std::erase_if(given, [](const Dimension& one) { return one.size == 1; });
   std::reverse(given.begin(), given.end());
@@ -90,7 +91,7 @@ Dimensions collapse(std::vector<Dimension> given, bool keep_order) {
   return merged;
 }
 
-// The stride with which a tensor is read in a dimension of the shape that it is broadcast to.
+// The tensor's stride in dimension `dim` of the shape that it is broadcast to.
 int64_t broadcast_stride(const at::Tensor& tensor, c10::IntArrayRef shape, size_t dim) {
   const size_t missing = shape.size() - tensor.dim();
   if (dim < missing) {
@@ -115,12 +116,12 @@ bool is_aligned(const at::Tensor& tensor, size_t size) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size == 0;
 }
 
-// A tile of the innermost dimension and another one; see layouts.py.
+// A tile over the innermost dimension (width) and dimension `along` (height); see Layout.tile in layouts.py.
 struct Tile {
   size_t along = 0; // 0: no tile
   int64_t width = 0;
   int64_t height = 0;
-  std::vector<int64_t> inner; // of each operand
+  std::vector<int64_t> inner; // for each operand, as Layout.inner
 };
 
 constexpr int64_t kSector = 32;
@@ -139,8 +140,9 @@ int64_t tile_pitch(const Tile& tile, int64_t itemsize) {
   return tile.height + std::max<int64_t>(1, 4 / itemsize) * std::max<int64_t>(1, 32 / tile.width);
 }
 
-// `staged`: for each operand, the bytes of an element if it is an input, else 0. `fixed`: the side of all tiles, which are of
-// matrices of half as much at least; 0: as the sizes ask.
+// `staged`: for each operand, the bytes of an element if it is an input, otherwise 0. `memory`: bytes available for
+// tiles. `fixed`: the side of every tile; matrices with a side shorter than half of it get none. 0: chosen from the
+// sizes.
 Tile find_tile(
     const std::vector<Dimension>& dimensions, const std::vector<int64_t>& staged, int64_t memory, int64_t fixed) {
   Tile tile;
@@ -172,7 +174,7 @@ Tile find_tile(
   }
   const std::vector<int64_t> edges = fixed > 0 ? std::vector<int64_t>{fixed} : std::vector<int64_t>{64, 32, 16};
   for (const int64_t edge : edges) {
-    if (edge == 64 && largest > 2) { // 64 bytes to a row, at least
+    if (edge == 64 && largest > 2) { // larger elements fill rows of 64 bytes with smaller edges
       continue;
     }
     const int64_t across = dimensions[0].size;
@@ -334,7 +336,7 @@ bool check_operands(const std::vector<at::Tensor>& outputs, const std::vector<at
   const c10::IntArrayRef shape = outputs.at(0).sizes();
   for (const at::Tensor& output : outputs) {
     TORCH_CHECK_VALUE(
-        output.sizes() == shape, "outputs of one shape are needed, and got ", shape, " and ", output.sizes());
+        output.sizes() == shape, "outputs must have the same shape, but got ", shape, " and ", output.sizes());
   }
   const auto broadcast = broadcast_shape(c10::DimVector(shape), inputs);
   TORCH_CHECK(
@@ -347,9 +349,9 @@ bool check_operands(const std::vector<at::Tensor>& outputs, const std::vector<at
   return true;
 }
 
-// What TensorIterator makes of operands: only their sizes and strides count.
+// The output that TensorIterator allocates for the operands; depends only on their sizes and strides.
 at::Tensor elementwise_result(const std::vector<at::Tensor>& operands, const py::object& dtype) {
-  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "the dtype of a result is needed");
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "dtype must be a torch.dtype");
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
       .check_all_same_dtype(false)
@@ -367,27 +369,28 @@ at::Tensor elementwise_result(const std::vector<at::Tensor>& operands, const py:
 void bind_geometry(py::module_& module) {
   module.def(
       "check_overlaps", &check_overlaps, py::arg("outputs"), py::arg("inputs"),
-      "Throws PyTorch's error where memory is both read and written elsewhere.");
+      "Raise PyTorch's error if an output overlaps itself or partially overlaps an input.");
   module.def(
       "check_broadcast", [](const std::vector<at::Tensor>& tensors) { broadcast_shape({}, tensors); },
-      py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
+      py::arg("tensors"), "Raise PyTorch's error if the tensors do not broadcast to one shape.");
   module.def(
       "elementwise_result", &elementwise_result, py::arg("operands"), py::arg("dtype"),
-      "A meta tensor of the shape that the operands are broadcast to, with the strides that TensorIterator gives it. Throws "
-      "PyTorch's error where they do not broadcast.");
+      "Return a meta tensor of the operands' broadcast shape, with the strides that TensorIterator chooses. Raises "
+      "PyTorch's error if the operands do not broadcast.");
   module.def(
       "check_operands", &check_operands, py::arg("outputs"), py::arg("inputs"),
-      "Throws PyTorch's error where inputs do not broadcast to the outputs' shape, or memory is both read and written "
-      "elsewhere. Returns whether there are elements.");
+      "Raise PyTorch's error if the inputs do not broadcast to the outputs' shape, or an output overlaps itself or "
+      "partially overlaps an input. Returns whether the outputs have any elements.");
   module.def(
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
       py::arg("width"), py::arg("shortest_row"), py::arg("most_rows"), py::arg("tile_memory"), py::arg("tile_side"),
-      "(the arguments of a Layout, sizes, strides), as kernels.layouts.geometry has them, for inputs that broadcast to the "
-      "outputs' shape. `positions`: for each operand that is not in memory, the dimension that it counts along, or None.");
+      "Return (the arguments of a Layout, sizes, strides), as in kernels.layouts.geometry, for inputs that broadcast "
+      "to the outputs' shape. `positions`: one entry for each operand that is an element's index rather than memory: "
+      "the dimension that it counts along, or None for the linear index.");
   module.def(
       "reduction_geometry", &reduction_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("dims"),
-      "(wide, sizes and strides of what is kept, sizes and strides of what is reduced), as "
-      "kernels.layouts.reduction_geometry has them. `dims`: not negative, each once.");
+      "Return (wide, sizes and strides of the kept dimensions, sizes and strides of the reduced dimensions), as in "
+      "kernels.layouts.reduction_geometry. `dims`: not negative, without duplicates.");
 }
 
 } // namespace backplane

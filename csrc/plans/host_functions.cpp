@@ -18,7 +18,7 @@ at::Tensor tensor_at(char* memory, const CpuOperator::Memory& described) {
   return at::from_blob(memory, described.sizes, described.strides, at::TensorOptions(described.dtype));
 }
 
-// Reads a number that store_number wrote as int64 or double, and goes on behind it.
+// Reads a number that store_number wrote as int64 or double, and advances the pointer.
 c10::Scalar next_number(const uint64_t*& numbers, c10::ScalarType dtype) {
   if (dtype == c10::kLong) {
     return static_cast<int64_t>(*numbers++);
@@ -49,7 +49,7 @@ std::string text(const std::vector<T>& list) {
   return line + "]";
 }
 
-using Word = uint64_t; // what a register takes of an integer or a pointer
+using Word = uint64_t; // wide enough for an integer or a pointer
 
 template <size_t... I>
 void call_words(uintptr_t address, const Word* words, std::index_sequence<I...>) {
@@ -67,7 +67,7 @@ constexpr auto callers(std::index_sequence<Counts...>) {
   return std::array{&call_function<Counts>...};
 }
 
-constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by their number
+constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by arity
 
 } // namespace
 
@@ -94,7 +94,7 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
       stack.emplace_back(std::move(scalars));
     }
   }
-  at::AutoDispatchBelowADInplaceOrView guard; // the thread is the device's, and knows no modes
+  at::AutoDispatchBelowADInplaceOrView guard; // a thread of the device does not have the caller's dispatch state
   op_.callBoxed(stack);
 }
 
@@ -112,12 +112,12 @@ LibraryFunction::LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> pa
     : symbol_(std::move(symbol)), parameters_(std::move(parameters)) {
   TORCH_CHECK_VALUE(symbol_.address != 0, "a library function needs its address, and ", name(), " has none");
   TORCH_CHECK_VALUE(
-      parameters_.size() <= kMostParameters, name(), " has ", parameters_.size(), " parameters, and ", kMostParameters,
-      " is the most that can be passed");
+      parameters_.size() <= kMostParameters, name(), " has ", parameters_.size(), " parameters, but at most ",
+      kMostParameters, " are supported");
   for (const Parameter& parameter : parameters_) {
     TORCH_CHECK_TYPE(
         parameter.kind != Kind::Value || c10::isIntegralType(parameter.dtype, /*includeBool=*/false), name(),
-        " cannot take a number of dtype ", parameter.dtype, " by value: only integers are passed so");
+        " cannot take a number of dtype ", parameter.dtype, " by value: only integers can be passed by value");
   }
 }
 

@@ -1,7 +1,7 @@
-// Host functions of plans: a PyTorch operator's CPU kernel, or a function of a C library such as BLAS.
+// Functions for host callbacks in plans: a PyTorch operator's CPU kernel, or a function of a C library such as BLAS.
 //
-// They run in stream order on the device's memory, so only on devices whose memory the host sees
-// (Device::host_sees_memory), such as OpenCL processors.
+// They access the device's memory directly, in stream order. This requires a device whose memory the host can access
+// (Device::host_sees_memory), such as an OpenCL CPU device.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,15 +18,15 @@
 
 namespace backplane {
 
-// An operator's CPU kernel. Its results go where arguments say: operators with `out=`, or that work in place.
+// An operator's CPU kernel. The operator writes its results to arguments: an out= variant or an in-place operator.
 class CpuOperator final : public HostFunction {
  public:
-  struct Memory { // the next piece of memory, as a tensor
+  struct Memory { // a tensor over the callback's next memory address
     c10::ScalarType dtype;
     c10::DimVector sizes;
     c10::DimVector strides;
   };
-  struct Number { // the next number, of int64 or float64; of complex128 the next two, its parts
+  struct Number { // the callback's next number (int64 or float64); for complex128 the next two, real and imaginary part
     c10::ScalarType dtype;
   };
   using Argument = std::variant<c10::IValue, Memory, std::vector<Memory>, Number, std::vector<Number>>;
@@ -52,18 +52,18 @@ class CpuOperator final : public HostFunction {
   const std::vector<Argument> arguments_;
 };
 
-// A function of a C library. All that it takes must be passed as integers and pointers are, which holds for BLAS and
-// LAPACK, where numbers come by reference; what it returns is not looked at.
+// A function of a C library. Every argument must be an integer or a pointer. This holds for BLAS and LAPACK, which take
+// numbers by reference. The return value is ignored.
 class LibraryFunction final : public HostFunction {
  public:
   enum class Kind {
-    Memory, // a pointer to the next piece of memory
-    Value, // the next number, an integer
+    Memory, // the next memory address
+    Value, // the next number, which is an integer
     Reference // a pointer to the next number
   };
   struct Parameter {
     Kind kind;
-    c10::ScalarType dtype; // of a number
+    c10::ScalarType dtype; // of Value and Reference
   };
   static constexpr size_t kMostParameters = 20;
 

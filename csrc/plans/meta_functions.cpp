@@ -1,4 +1,5 @@
-// What planners in Python ask of PyTorch's meta functions: the results of a call, and arguments as these functions take them.
+// PyTorch's meta functions for planners in Python: computing a call's results, and converting its arguments to meta
+// tensors.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/Device.h>
@@ -49,8 +50,8 @@ py::tuple results_of(const std::string& name, const py::args& given) {
   return results;
 }
 
-// Makes meta tensors in the place of others. Those that share a storage go on sharing one, and a tensor that is given twice is
-// one tensor there, too: PyTorch refuses to resize an `out=` that is an operand.
+// Replaces tensors by meta tensors. Tensors that share a storage still share one, and a tensor that is given twice
+// becomes one meta tensor: PyTorch refuses to resize an `out=` that is also an operand.
 class Metas {
  public:
   explicit Metas(const py::handle& values) {
@@ -58,7 +59,8 @@ class Metas {
   }
 
   py::list list(const py::handle& values) {
-    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), "a list or a tuple"));
+    const auto sequence =
+        py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), "expected a list or a tuple"));
     py::list made(PySequence_Fast_GET_SIZE(sequence.ptr()));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
       made[i] = one(PySequence_Fast_GET_ITEM(sequence.ptr(), i));
@@ -135,7 +137,7 @@ class Metas {
   std::unordered_map<const c10::StorageImpl*, c10::Storage> shared_;
 };
 
-// New tensors of a bp device that look like meta tensors; None for None.
+// New tensors on a bp device with the meta tensors' sizes, strides and dtypes; None for None.
 py::list new_like(const py::sequence& metas, c10::DeviceIndex index) {
   py::list made(metas.size());
   for (size_t i = 0; i < metas.size(); ++i) {
@@ -158,15 +160,15 @@ void bind_planner_metas(py::module_& module) {
       "has_structured_meta", [](const std::string& name) { return structured_meta(name) != nullptr; }, py::arg("name"));
   module.def(
       "structured_meta", &results_of, py::arg("name"),
-      "The results, as meta tensors, of an overload such as \"aten::add.out\", given all its arguments in the schema's order "
-      "(tensors: meta). Throws PyTorch's errors for arguments that its kernels do not take.");
+      "Return the results, as meta tensors, of an overload such as \"aten::add.out\", given all its arguments in "
+      "schema order (tensors: meta). Raises PyTorch's errors for invalid arguments.");
   module.def(
       "as_metas", [](const py::sequence& values) { return Metas(values).list(values); }, py::arg("values"),
-      "Arguments of planners as PyTorch's meta kernels take them: tensors as meta tensors, numbers as they are in this call, "
-      "no generators.");
+      "Convert a planner's arguments for PyTorch's meta kernels: tensors to meta tensors, passed-through numbers to "
+      "their values in this call, generators to None.");
   module.def(
       "new_like", &new_like, py::arg("metas"), py::arg("index"),
-      "Uninitialized tensors on bp:index with the sizes, strides and dtypes of meta tensors; None for None.");
+      "Return uninitialized tensors on bp:index with the sizes, strides and dtypes of meta tensors; None for None.");
 }
 
 } // namespace backplane

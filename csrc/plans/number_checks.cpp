@@ -68,7 +68,7 @@ std::optional<double> lowest(c10::ScalarType dtype) {
     AT_FORALL_INT_TYPES(BACKPLANE_LOWEST)
 #undef BACKPLANE_LOWEST
     default:
-      return c10::isIntegralType(dtype, /*includeBool=*/true) ? std::optional(0.0) : std::nullopt; // unsigned ones, and bool
+      return c10::isIntegralType(dtype, /*includeBool=*/true) ? std::optional(0.0) : std::nullopt; // unsigned and bool
   }
 }
 
@@ -83,7 +83,9 @@ NumberChecks::NumberChecks(const c10::FunctionSchema& schema, const std::vector<
   for (const auto& [argument, text, bound, condition] : checks) {
     const bool negated = text.rfind(kNot, 0) == 0;
     const auto comparison = kComparisons.find(negated ? text.substr(kNot.size()) : text);
-    TORCH_CHECK_VALUE(comparison != kComparisons.end(), "numbers are not compared by ", text);
+    TORCH_CHECK_VALUE(
+        comparison != kComparisons.end(),
+        "a comparison must be <, <=, >, >=, == or !=, optionally preceded by \"not \", but got ", text);
     Check check{position(schema, argument), comparison->second, !negated, 0.0, std::nullopt, true};
     if (const auto* name = std::get_if<std::string>(&bound)) {
       const auto open = name->find('(');

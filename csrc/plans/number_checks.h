@@ -1,7 +1,7 @@
-// What an operator wants of its numbers, whatever they are in each call.
+// Conditions on an operator's number arguments, checked at every call.
 //
-// A plan holds for any value of a number that is passed through, so what PyTorch checks of it is checked at each call: «lambd
-// >= 0», «from <= to». A comparison with NaN does not hold, but for != and where it is said to be negated.
+// A plan is valid for any value of a passed-through number, so PyTorch's checks of these numbers run at each call, for
+// example `lambd >= 0` or `from <= to`. Comparisons with NaN are false, except `!=`; a negated comparison is then true.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -15,25 +15,28 @@
 
 namespace backplane {
 
-// (argument, comparison, bound, condition): < <= > >= == !=, or one of them behind "not "; the bound is a number, another
-// argument, or of the dtype of a tensor the greatest finite number, "finite(self)", or the lowest number, "lowest(self)", which
-// is -inf for floating-point numbers; the condition is "" or an argument, perhaps behind "not ": a bool, or a list, which is true
-// unless it is empty. Where it is not met the check is none.
+// (argument, comparison, bound, condition)
+//   comparison: < <= > >= == !=, optionally preceded by "not ".
+//   bound: a number; the name of another argument; or, for the dtype of a tensor argument such as `self`,
+//     "finite(self)" for its greatest finite value, or "lowest(self)" for its lowest value (-inf for floating-point
+//     dtypes).
+//   condition: "", or the name of a bool or list argument, optionally preceded by "not ". A list is true unless it is
+//     empty. If the condition does not hold, the check is skipped.
 using NumberCheck = std::tuple<std::string, std::string, std::variant<double, std::string>, std::string>;
 
 class NumberChecks {
  public:
   NumberChecks() = default;
-  // Throws ValueError where the schema has no such argument, or there is no such comparison.
+  // Throws ValueError for an argument that is not in the schema, or an unknown comparison.
   NumberChecks(const c10::FunctionSchema& schema, const std::vector<NumberCheck>& checks);
 
-  // Of lists, each number is looked at; what is no number (None, complex) holds.
+  // Whether all checks hold. Checks every element of a list. Values that are not real numbers (None, complex) pass.
   bool hold(c10::ArrayRef<c10::IValue> arguments) const {
     return checks_.empty() || all_hold(arguments);
   }
 
  private:
-  struct Bound { // an argument, or what its dtype says
+  struct Bound { // an argument's value, or a limit of its dtype
     size_t argument;
     enum class Kind { Value, Finite, Lowest } kind;
   };

@@ -24,7 +24,7 @@ uint32_t store_passed(const PlannedCall& call, const PassedNumber& passed, uint6
   return store_number(part_of(number, passed.part), passed.dtype, bits);
 }
 
-// One replay: its memory, and where its commands go.
+// The state of one replay: its memory, stream and submitter.
 class Replay {
  public:
   Replay(const Plan& plan, PlannedCall& call)
@@ -34,7 +34,7 @@ class Replay {
         submitter_(stream_),
         storages_(plan.allocations) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
-      // What is written has memory of its own already: PlannedOperator::run sees to that.
+      // PlannedOperator::answer has already unshared written arguments that were copy-on-write.
       arguments_.push_back(static_cast<char*>(const_cast<void*>(call.tensors[i]->const_data_ptr())));
     }
   }
@@ -110,7 +110,7 @@ class Replay {
   }
 
  private:
-  // Submits the command that `make` makes of the step's arguments.
+  // Submits the command that `make` builds from the step's resolved arguments.
   template <typename Step, typename Make>
   void submit_with_arguments(const Step& step, const Make& make) {
     c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
@@ -144,8 +144,9 @@ class Replay {
     return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
   }
 
-  // The random numbers of a step that is being captured: take_random_numbers has stored what Capture::take_random returned.
-  // Generators' numbers follow those that are passed through: a seed and an offset of each use.
+  // The step's seeds and offsets, if the stream is being captured; otherwise empty. In a capture, take_random_numbers
+  // stores the result of Capture::take_random in place of seed and offset. These pairs follow the passed-through
+  // numbers.
   template <typename Number>
   c10::SmallVector<RandomNumber, 4> random_numbers(const std::vector<Number>& numbers) const {
     c10::SmallVector<RandomNumber, 4> found;

@@ -1,8 +1,8 @@
 // The recorded commands of one planner call, in a form that replays without Python: allocations, commands, results.
 //
-// A step that reaches the device is a template of a command (devices/command.h): nothing in it is an address. Memory is named by
-// where it comes from: an argument of the call, an allocation of the plan, or memory that the plan keeps. So a plan fits every
-// call with the same signature (signature.h).
+// Steps that become commands (devices/command.h) contain no addresses. They refer to memory by its origin: an argument
+// of the call, an allocation of the plan, or memory that the plan keeps. A plan is therefore valid for every call with
+// the same signature (signature.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -23,19 +23,18 @@ struct Address {
   enum class Base : uint8_t { Argument, Allocation, Kept };
   Base base;
   uint32_t index;
-  int64_t offset; // bytes from the argument's first element, or from the start of the memory
+  int64_t offset; // bytes from the first element of the argument or kept tensor, or from the start of the allocation
 
   bool operator==(const Address&) const = default;
 };
 
-// What a launch passes for one parameter: memory, a number that was known when the call was planned, or one that comes with
-// each call.
+// One argument of a launch: memory, a number that is fixed in the plan, or a number that each call supplies.
 enum class NumberPart : uint8_t { Whole, Real, Imaginary }; // kernels take complex numbers in parts
 struct PassedNumber {
   uint32_t index; // into PlannedCall::numbers
   c10::ScalarType dtype;
   NumberPart part = NumberPart::Whole;
-  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
+  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that must hold the value; Undefined: not checked
 
   bool operator==(const PassedNumber&) const = default;
 };
@@ -94,12 +93,12 @@ struct CopyStep { // within the device
 
   bool operator==(const CopyStep&) const = default;
 };
-struct CheckStep { // a number that nothing is computed of, and that must fit all the same
+struct CheckStep { // checks the range of a number that no command uses
   PassedNumber number;
 
   bool operator==(const CheckStep&) const = default;
 };
-struct WarnStep { // what PyTorch warns of at every call
+struct WarnStep { // a warning that PyTorch issues at every call
   std::string text;
 
   bool operator==(const WarnStep&) const = default;
@@ -107,8 +106,8 @@ struct WarnStep { // what PyTorch warns of at every call
 using Step =
     std::variant<AllocateStep, FreeStep, LaunchStep, LibraryStep, HostCallbackStep, CopyStep, CheckStep, WarnStep>;
 
-// Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
-// `first_number + 1`.
+// Takes `count` random numbers from the call's generator. Its seed and offset become the call's numbers `first_number`
+// and `first_number + 1`.
 struct RandomUse {
   uint64_t count;
   uint32_t first_number;
@@ -116,11 +115,11 @@ struct RandomUse {
   bool operator==(const RandomUse&) const = default;
 };
 
-// A tensor that the call returns: the argument itself, or a view of an argument's or of an allocation's memory.
+// A tensor that the call returns: an argument itself, a view of an argument's memory, or a tensor in an allocation.
 struct ResultTensor {
   enum class Kind : uint8_t { Undefined, Argument, View, New };
   Kind kind = Kind::Undefined;
-  int32_t index = 0; // of the argument or the allocation; -1: memory of no bytes
+  int32_t index = 0; // of the argument or the allocation; -1: an empty storage
   c10::ScalarType dtype = c10::kFloat;
   c10::SmallVector<int64_t, 4> sizes;
   c10::SmallVector<int64_t, 4> strides;
@@ -130,14 +129,14 @@ struct ResultTensor {
 };
 using Result = std::variant<ResultTensor, std::vector<ResultTensor>, c10::IValue>; // IValue: a number, not a tensor
 
-// One call, as a plan sees it.
+// The inputs of one call that a plan depends on.
 struct PlannedCall {
   c10::DeviceIndex device;
   c10::SmallVector<const at::Tensor*, 8> tensors; // bp tensors among the arguments, in order, lists flattened
   c10::SmallVector<bool, 8> written; // for each tensor
-  c10::SmallVector<c10::Scalar, 4> numbers; // those that are passed through, and those of the generator
+  c10::SmallVector<c10::Scalar, 4> numbers; // passed-through numbers, then (seed, offset) of each RandomUse
   const c10::IValue* generator = nullptr; // the Generator argument, if the operator has one
-  const std::string* operator_name = nullptr; // for errors that come later
+  const std::string* operator_name = nullptr; // for errors that are reported asynchronously
 };
 
 struct Plan {
@@ -146,29 +145,29 @@ struct Plan {
   std::vector<at::Tensor> kept; // memory that is neither an argument nor allocated
   std::vector<Result> results;
   uint32_t allocations = 0;
-  uint32_t numbers = 0; // that are passed through, before those of the generator
+  uint32_t numbers = 0; // count of passed-through numbers
 
-  // Empty, or why calls like this are not planned. What else there is says whether the planner runs each time or the CPU.
+  // Why calls with this signature have no plan; empty if they have one.
   std::string unplannable;
-  bool falls_back = false;
+  bool falls_back = false; // without a plan: such calls run the fallback instead of the planner
 };
 
-// The part of a number; the imaginary part of a real one is 0.
+// Returns the given part of a number. The imaginary part of a real number is 0.
 c10::Scalar part_of(const c10::Scalar& number, NumberPart part);
 
-// Runs the plan and returns what the operator returns, in order. Takes no GIL unless the device does.
+// Runs the plan and returns the operator's results, in schema order. Does not acquire the GIL unless the device does.
 c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, PlannedCall& call);
 
-// Takes `count` numbers from the call's generator, or from the device's default one, and appends seed and offset to the
-// call's numbers.
+// Takes `count` numbers from the call's generator, or from the device's default generator, and appends seed and offset
+// to the call's numbers.
 void take_random_numbers(PlannedCall& call, uint64_t count);
 
-// Throws what a replay would throw of numbers that are passed through and fit nowhere.
+// Throws the error that a replay would throw for a passed-through number that is out of range.
 void check_numbers(const Plan& plan, const PlannedCall& call);
 
-// The first difference between two plans of one call in words; empty if there is none.
+// Describes the first difference between two plans of one call; empty if there is none.
 std::string difference(const Plan& one, const Plan& other);
-// Several lines: each step and result.
+// Describes each step and result, one per line.
 std::string describe(const Plan& plan);
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// How a traced planner (torch_backplane.planning.tracing) writes a dynamic-shape plan.
+// The builder with which a trace (torch_backplane.planning.tracing) writes a dynamic-shape plan.
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -22,7 +22,7 @@ c10::ScalarType dtype_of(const py::handle& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// A number that is known, or (its value now, the slot that holds it).
+// A constant, or a number computed from sizes, which Python passes as (its value in this call, its tape slot).
 struct Quantity {
   c10::Scalar value;
   std::optional<uint32_t> slot;
@@ -53,7 +53,8 @@ struct Quantity {
 
 } // namespace
 
-// Takes steps in the order in which a planner does them. Memory is (base, index, offset): "argument", "allocation" or "kept".
+// Records steps in the order in which the planner performs them. Memory is a tuple (base, index, offset), where base is
+// "argument", "allocation" or "kept".
 class PlanBuilder {
  public:
   explicit PlanBuilder(PlannedCall& call) : call_(call) {
@@ -117,7 +118,8 @@ class PlanBuilder {
     made_.plan.steps.emplace_back(std::move(step));
   }
 
-  // `values`: one for each argument of the schema; a tensor is (memory, dtype, sizes, strides), a list of tensors a list of such.
+  // `values`: one for each argument of the schema. A tensor is a tuple (memory, dtype, sizes, strides), a list of
+  // tensors a list of such tuples.
   void call_on_cpu(const std::string& name, const py::sequence& values) {
     const auto dot = name.find('.');
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -126,7 +128,7 @@ class PlanBuilder {
     std::vector<CpuOperator::Argument> arguments;
     const auto number_of = [&](const py::object& value) {
       const auto& given = value.cast<const PythonNumber&>();
-      TORCH_CHECK_TYPE(!given.value.isComplex(), "complex numbers are not traced to the host");
+      TORCH_CHECK_TYPE(!given.value.isComplex(), "complex arguments of host callbacks cannot be traced");
       const auto dtype = given.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
       const PlannedArgument passed = number(value, step.numbers.size(), dtype);
       step.numbers.push_back(
@@ -175,7 +177,7 @@ class PlanBuilder {
     }
   }
 
-  // The call's numbers with this index and the next one are seed and offset.
+  // Returns seed and offset, which get the next two indices of the call's numbers.
   std::pair<PythonNumber, PythonNumber> random(const py::handle& count) {
     const Quantity wanted(count);
     const auto first = static_cast<uint32_t>(call_.numbers.size());
@@ -195,7 +197,7 @@ class PlanBuilder {
     return static_cast<uint32_t>(made_.plan.kept.size() - 1);
   }
 
-  // One result of the schema: a tensor's description, or a list of them.
+  // Adds one result of the schema. `described`: a tensor's description (see `tensor` below), or a list of them.
   void result(const py::object& described, const std::string& kind) {
     if (kind == "tensor") {
       made_.plan.results.emplace_back(tensor(described, 0));
@@ -226,7 +228,7 @@ class PlanBuilder {
     }
   }
 
-  // The arguments of a launch, or of a library's function.
+  // Adds the arguments of a launch or library call.
   template <typename Step>
   void give(const std::vector<KernelParameter>& parameters, const py::sequence& values, Step& step) {
     for (size_t i = 0; i < values.size(); ++i) {
@@ -262,14 +264,15 @@ class PlanBuilder {
     return Literal{bits, bytes};
   }
 
-  // The value of a number that a planner gives to an operator within it. One that is computed of sizes is checked where
-  // any size would pass.
+  // The value of a number that a planner passes to a nested operator. The range of a number that is computed from sizes
+  // is checked only now, so the dtype has to hold every size.
   static c10::Scalar checked_now(const PythonNumber& number) {
     const bool any_fits = number.fits == c10::ScalarType::Undefined || number.fits == c10::kLong ||
         number.fits == c10::kFloat || number.fits == c10::kDouble;
     TORCH_CHECK(
         !number.slot.has_value() || (any_fits && number.part == NumberPart::Whole),
-        "a number of a size would have to be checked: it may be none of ", number.fits);
+        "a number computed from sizes would need a range check at every call, which plans do not have, for dtype ",
+        number.fits);
     return number.passed_value();
   }
 
@@ -305,7 +308,7 @@ class PlanBuilder {
         described[1].cast<uint32_t>(), offset.integer()};
   }
 
-  // None; an argument's index; or (base, index, dtype, sizes, strides, offset).
+  // `described`: None, an argument's index, or (base, index, dtype, sizes, strides, offset).
   ResultTensor tensor(const py::handle& described, uint32_t element) {
     ResultTensor result;
     if (described.is_none()) {
@@ -342,7 +345,7 @@ class PlanBuilder {
   }
 
   PlannedCall& call_;
-  DynamicShapePlan made_; // without its tape; patches speak of slots of this one:
+  DynamicShapePlan made_; // its tape is not compiled yet: until take(), patches refer to the slots of tape_
   Tape tape_;
 };
 
@@ -361,7 +364,8 @@ void bind_plan_builder(py::module_& module) {
          const std::vector<int64_t>& sizes) -> std::optional<std::vector<int64_t>> {
         Tape tape;
         for (const auto& [operation, a, b, constant] : instructions) {
-          TORCH_CHECK_INDEX(operation != "size" || a < sizes.size(), "there are ", sizes.size(), " sizes, and no ", a);
+          TORCH_CHECK_INDEX(
+              operation != "size" || a < sizes.size(), "there are ", sizes.size(), " sizes, but got index ", a);
           tape.append({tape_operation(operation), a, b, constant});
         }
         std::vector<uint32_t> places(tape.slots());
@@ -381,8 +385,11 @@ void bind_plan_builder(py::module_& module) {
         return found;
       },
       py::arg("instructions"), py::arg("sizes"),
-      "The slots that instructions (operation, a, b, constant) fill, or None where a guard does not hold.");
-  py::class_<PlanBuilder>(module, "PlanBuilder", "Writes a plan whose numbers are known, or (value, slot) of its tape.")
+      "Run a tape of instructions (operation, a, b, constant) and return the values of its slots, or None if a guard "
+      "does not hold or a result overflows.");
+  py::class_<PlanBuilder>(
+      module, "PlanBuilder",
+      "Builds a dynamic-shape plan. Each number is a constant, or (its value in this call, its slot on the tape).")
       .def("instruction", &PlanBuilder::instruction, py::arg("operation"), py::arg("a") = 0, py::arg("b") = 0, py::arg("constant") = 0)
       .def("allocate", [](PlanBuilder& self, const py::object& bytes) { return self.allocate(bytes); })
       .def("free", &PlanBuilder::free)
@@ -406,7 +413,8 @@ void bind_plan_builder(py::module_& module) {
             return number;
           },
           py::arg("value"), py::arg("for_tensor") = false,
-          "A number that a planner gives to an operator within it, perhaps where that takes a tensor.")
+          "Return a Number for a value that a planner passes to a nested operator. `for_tensor`: the operator takes a "
+          "tensor there.")
       .def("random", [](PlanBuilder& self, const py::object& count) { return self.random(count); })
       .def("keep", &PlanBuilder::keep)
       .def("result", &PlanBuilder::result);

@@ -6,13 +6,14 @@
 namespace backplane {
 namespace {
 
-constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
+constexpr size_t kMostPlans = 1024; // per operator; the least recently used plans are evicted
 constexpr size_t kMostClasses = 1024; // likewise
-constexpr size_t kMostDynamicShapePlans = 32; // of one class
-constexpr uint32_t kMostTraces = 64; // of one class, those that gave no plan included
-constexpr uint32_t kMostFutileTraces = 2; // of one class without a dynamic-shape plan
-// Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
-// have plans of their own then. But one in a while is, as that may depend on sizes.
+constexpr size_t kMostDynamicShapePlans = 32; // per class
+constexpr uint32_t kMostTraces = 64; // per class, including failed ones
+constexpr uint32_t kMostFutileTraces = 2; // per class without a dynamic-shape plan
+// After kMostUnplannable consecutive calls of a class that cannot be replayed, its calls are not recorded: without a
+// recording, the operators that the planner calls use their own plans. Every kUnplannableAgain-th call is still
+// recorded, because whether a call can be replayed can depend on its sizes.
 constexpr uint32_t kMostUnplannable = 2;
 constexpr uint32_t kUnplannableAgain = 64;
 
@@ -53,7 +54,7 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
 }
 
 std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signature) {
-  std::list<Class> evicted; // freed after the lock
+  std::list<Class> evicted; // freed after the lock is released
   std::shared_ptr<const DynamicShapePlans> plans;
   {
     std::lock_guard<std::mutex> guard(lock_);
@@ -68,7 +69,7 @@ std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signa
     {
       std::lock_guard<std::mutex> guard(lock_);
       if (const auto before = plan - plans->begin(); before > 0) {
-        if (Class& known = *class_of(signature, evicted); known.plans == plans) { // nobody has changed them meanwhile
+        if (Class& known = *class_of(signature, evicted); known.plans == plans) { // not changed by another thread
           auto reordered = std::make_shared<DynamicShapePlans>(*plans);
           std::rotate(reordered->begin(), reordered->begin() + before, reordered->begin() + before + 1);
           known.plans = std::move(reordered);
@@ -87,7 +88,7 @@ std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signa
 }
 
 bool PlanCache::is_to_be_traced(const Signature& signature) {
-  std::list<Class> evicted; // freed after the lock
+  std::list<Class> evicted; // freed after the lock is released
   std::lock_guard<std::mutex> guard(lock_);
   const Class& known = *class_of(signature, evicted);
   const uint32_t most = known.plans->empty() ? kMostFutileTraces : kMostTraces;
@@ -100,7 +101,7 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
 }
 
 bool PlanCache::is_to_be_recorded(const Signature& signature) {
-  std::list<Class> evicted; // freed after the lock
+  std::list<Class> evicted; // freed after the lock is released
   std::lock_guard<std::mutex> guard(lock_);
   Class& known = *class_of(signature, evicted);
   if (known.unplannable < kMostUnplannable || ++known.unplannable % kUnplannableAgain == 0) {
@@ -113,11 +114,11 @@ bool PlanCache::is_to_be_recorded(const Signature& signature) {
 void PlanCache::insert_into_class(
     const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<DynamicShapePlan> traced,
     std::string reason) {
-  std::list<Class> evicted; // freed after the lock, as is the plan before
+  std::list<Class> evicted; // freed after the lock is released, like the previous plan in `last`
   std::shared_ptr<const Plan> last = fresh;
   std::lock_guard<std::mutex> guard(lock_);
   Class& known = *class_of(signature, evicted);
-  known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
+  known.traces += traced.has_value() || !reason.empty(); // not counted earlier: the planner may reject the call
   if (traced.has_value()) {
     const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
       if (!reason.empty()) {
@@ -151,7 +152,7 @@ void PlanCache::insert_into_class(
 }
 
 void PlanCache::insert(Signature signature, std::shared_ptr<const Plan> plan) {
-  std::shared_ptr<const Plan> evicted; // freed after the lock
+  std::shared_ptr<const Plan> evicted; // freed after the lock is released
   std::lock_guard<std::mutex> guard(lock_);
   const auto hash = signature.hash;
   entries_.push_front({std::move(signature), std::move(plan)});
@@ -194,7 +195,7 @@ std::vector<std::string> PlanCache::reasons() const {
 }
 
 void PlanCache::clear() {
-  std::list<Entry> gone; // freed after the lock: kernels may call the device
+  std::list<Entry> gone; // freed after the lock is released: destroying kernels may call the device
   std::list<Class> forgotten;
   std::lock_guard<std::mutex> guard(lock_);
   gone.swap(entries_);

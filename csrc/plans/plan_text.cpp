@@ -1,4 +1,4 @@
-// Plans in words: for torch_backplane.plans.explain, and for the check mode's errors.
+// Plans as text, for torch_backplane.plans.explain and the errors of the mode "check".
 #include <c10/util/StringUtil.h>
 
 #include "plans/plan.h"
@@ -110,7 +110,7 @@ std::string text(const Result& result) {
   return c10::str(std::get<c10::IValue>(result));
 }
 
-// What the compiler reported of the step's kernel, as far as it did.
+// The compiler's resource figures for the kernel of a launch step.
 std::string resources_text(const Step& step) {
   const auto* launch = std::get_if<LaunchStep>(&step);
   if (launch == nullptr) {
@@ -122,7 +122,7 @@ std::string resources_text(const Step& step) {
     return c10::str(
         " [registers: ", number(found.registers), ", spilled bytes: ", number(found.spilled_bytes),
         ", static shared memory: ", number(found.static_shared_memory), "]");
-  } catch (const std::exception& error) { // the plan is shown all the same; the launch itself fails at a synchronization
+  } catch (const std::exception& error) { // still show the plan; a failed build is reported at a synchronization
     const std::string message = error.what();
     return c10::str(" [resources unknown: ", message.substr(0, message.find('\n')), "]");
   }
@@ -130,7 +130,7 @@ std::string resources_text(const Step& step) {
 
 std::vector<std::string> lines(const Plan& plan) {
   if (!plan.unplannable.empty()) {
-    return {c10::str(plan.falls_back ? "no planner does it: " : "planned at each call: ", plan.unplannable)};
+    return {c10::str(plan.falls_back ? "not planned: " : "planned at each call: ", plan.unplannable)};
   }
   std::vector<std::string> found;
   for (const RandomUse& use : plan.random) {
@@ -159,19 +159,19 @@ std::string describe(const Plan& plan) {
 }
 
 std::string difference(const Plan& one, const Plan& other) {
-  // The text holds every number of a plan except which of two kernels with one name it is.
+  // The text shows everything in a plan except the identity of kernels with the same name.
   const auto ours = lines(one);
   const auto theirs = lines(other);
   for (size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
     const std::string& left = i < ours.size() ? ours[i] : "nothing";
     const std::string& right = i < theirs.size() ? theirs[i] : "nothing";
     if (left != right) {
-      return c10::str("«", left, "» and now «", right, "»");
+      return c10::str("the plan has «", left, "», but the planner now has «", right, "»");
     }
   }
   for (size_t i = 0; i < one.steps.size(); ++i) {
     if (one.steps[i] != other.steps[i]) {
-      return c10::str("«", ours[one.random.size() + i], "», with another kernel of that name");
+      return c10::str("«", ours[one.random.size() + i], "» uses another kernel with the same name");
     }
   }
   return {};

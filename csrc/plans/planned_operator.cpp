@@ -22,14 +22,15 @@
 namespace backplane {
 namespace {
 
-// A kernel that takes what its planner says is refused computes with zeros, which is not done with more memory than this.
+// If the CPU kernel unexpectedly accepts a call that the planner refused, it computes on zeros. Not tried for arguments
+// of more bytes than this.
 constexpr size_t kMostZeros = size_t{64} << 20;
 
 std::atomic<PlanMode> mode{PlanMode::On};
 std::atomic<bool> launch_blocking{false};
 thread_local std::vector<PlanEvent>* listener = nullptr;
 
-// The bp device that the arguments name; -1: none.
+// The bp device of the first argument that has one; -1 if none has.
 c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& value : arguments) {
     if (value.isTensor()) {
@@ -49,7 +50,7 @@ c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
   return -1;
 }
 
-// Gives tensors that share memory lazily (copy on write) memory of their own.
+// Materializes copy-on-write tensors.
 void own_memory(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -67,8 +68,8 @@ bool is_foreach(const c10::FunctionSchema& schema) {
   return schema.name().starts_with("aten::_foreach_");
 }
 
-// The lists that torch._foreach_*_ changes. Their kernels count the versions that autograd compares; where an operator changes
-// one tensor, and where fused optimizers change lists, somebody above does.
+// The lists that torch._foreach_*_ writes. Their kernels must increment the tensors' version counters for autograd. For
+// operators that write single tensors, and for fused optimizers, PyTorch does this in layers above.
 std::vector<size_t> written_lists(const c10::FunctionSchema& schema) {
   std::vector<size_t> found;
   for (size_t i = 0; is_foreach(schema) && i < schema.arguments().size(); ++i) {
@@ -80,7 +81,7 @@ std::vector<size_t> written_lists(const c10::FunctionSchema& schema) {
   return found;
 }
 
-// Whether the schema says SymInt, alone or in a list.
+// Whether the argument's type is SymInt, possibly optional or in a list.
 bool is_size(const c10::Argument& argument) {
   const c10::Type* type = argument.real_type().get();
   if (const auto* optional = type->castRaw<c10::OptionalType>()) {
@@ -99,7 +100,7 @@ void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::I
   }
 }
 
-// The boxed kernel that PyTorch keeps: a reference to the record, which lives as long as the process.
+// The boxed kernel registered with PyTorch. The PlannedOperator is never freed.
 class Registered final : public c10::OperatorKernel {
  public:
   explicit Registered(PlannedOperator& planned) : planned_(planned) {}
@@ -123,8 +124,8 @@ Table& table() {
   return *instance;
 }
 
-// PyTorch warns where a kernel takes the place of another. Here that is meant: a planner of one of our own C++ kernels, which
-// it calls on devices without kernels.
+// Suppresses warnings. PyTorch warns if a kernel overrides another; here a planner's kernel overrides one of this
+// library's C++ kernels on purpose, and calls it on devices without kernels.
 class Silence final : public c10::WarningHandler {
  public:
   Silence() : guard_(this) {}
@@ -134,14 +135,15 @@ class Silence final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
-// Raises the CPU kernel's error, if it has one. Else it computes afterwards, and warns then, if it does.
+// Throws the CPU kernel's error, if there is one. Warnings are suppressed: without an error, the call runs again in
+// the fallback, which warns.
 void try_for_error(
     const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX) {
   const Silence silence;
   raise_cpu_error(op, arguments, most_bytes);
 }
 
-// What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
+// Planners run like kernels below autograd: without autograd, autocast and Python modes.
 struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard others{
@@ -172,8 +174,8 @@ PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
       name_(toString(op.operator_name())),
       written_lists_(written_lists(op.schema())),
       otherwise_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
-  // Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
-  // Compositions of others have other words and roundings than the CPU's kernels.
+  // PyTorch's composite kernels of foreach operators loop over the lists. Use them where the CPU has no kernel, as the
+  // CPU does. Other composite kernels differ from the CPU's kernels in error messages and rounding.
   const bool composed = is_foreach(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   const bool ours = op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_direct_fallback(op);
@@ -271,7 +273,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     run_otherwise(stack);
     return;
   }
-  // Before addresses are read: afterwards they are others, also of arguments that share storage with what is written.
+  // Must come before addresses are read: it changes the addresses of all arguments that share a written storage.
   for (const size_t i : declaration->written) {
     own_memory(arguments[i]);
   }
@@ -280,7 +282,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   const char* problem = read_call(arguments, facts, call, signature);
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
     try_for_error(op_, arguments);
-    problem = "a number that its declaration excludes";
+    problem = "a number does not meet the checks of the operator's declaration";
   }
   if (C10_UNLIKELY(problem != nullptr)) {
     cache_.count_unplannable();
@@ -320,7 +322,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     const bool another = cache_.is_to_be_traced(signature);
     std::optional<DynamicShapePlan> traced;
     std::string reason;
-    if (another) { // first: a planner may change what it is given
+    if (another) { // trace before running the planner, which may write to its arguments
       traced = trace(*declaration, arguments, call.device, reason);
     }
     auto fresh = plan(*declaration, stack, call, /*record=*/true);
@@ -401,7 +403,7 @@ std::optional<DynamicShapePlan> PlannedOperator::trace(
   Signature signature;
   read_call(arguments, facts, call, signature);
   at::AutoDispatchBelowADInplaceOrView autograd;
-  // Traces are modes of Python's, which are left out where the call is made by another planner.
+  // A trace is a Python dispatch mode, and those are excluded while another planner runs: re-enable them.
   const auto local = c10::impl::tls_local_dispatch_key_set();
   const c10::DispatchKeySet modes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
   const c10::impl::ForceDispatchKeyGuard keys{
@@ -422,8 +424,8 @@ std::optional<Plan> PlannedOperator::rehearse(
   return results.has_value() ? std::make_optional(recorder.finish(*results)) : std::nullopt;
 }
 
-// Replays a plan, since that is what can be repeated. Where there is none, the planner is rehearsed; its plan is the capture's
-// alone, as nothing is tuned in one.
+// A captured call must be replayable, so it always replays a plan. Without one, rehearses the planner. That plan is
+// used only in this capture, because a planner does not tune candidates during a capture.
 void PlannedOperator::capture(
     Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
     const Signature& signature) {
@@ -448,7 +450,7 @@ void PlannedOperator::capture(
     cache_.count_planned(*known);
   }
   if (known->falls_back) {
-    run_otherwise(stack); // which may be composed of what can be captured
+    run_otherwise(stack); // can be a composite kernel whose operators can be captured
     return;
   }
   if (!known->unplannable.empty()) {
@@ -486,7 +488,7 @@ void PlannedOperator::check(
 
 PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> arguments, size_t times) {
   const auto index = device_of(arguments);
-  TORCH_CHECK_VALUE(index >= 0, "none of the arguments is on bp");
+  TORCH_CHECK_VALUE(index >= 0, "at least one argument must be on a bp device");
   const auto seconds = [&](const auto& action) {
     action(); // warms up
     synchronize_stream(current_stream(index));
@@ -509,7 +511,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
     plan = cache_.find(signature);
   });
   TORCH_CHECK_VALUE(plan != nullptr && plan->unplannable.empty(), name_, " has no plan for these arguments");
-  // The plan with fewer and fewer of its steps.
+  // Time the plan with successively fewer of its steps.
   Plan without_results = *plan;
   without_results.results.clear();
   Plan only_allocations = without_results;

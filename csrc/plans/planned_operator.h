@@ -1,4 +1,4 @@
-// Operators that have a planner: the boxed function that PyTorch calls for them.
+// Operators that have a planner, and the boxed kernel that PyTorch calls for them.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -22,23 +22,25 @@ namespace backplane {
 
 class Capture;
 
-// What calls the Python side (planner_call.cpp): the planner, on what the operator was given. Returns what it returned, one
-// value for each of the schema's; nullopt where it left the call to the CPU.
+// One value for each result in the schema; nullopt if the planner left the call to the fallback (RunOnCPU).
 using PlannerResult = std::optional<std::vector<c10::IValue>>;
 struct LeftToCpu {
   std::string reason;
-  bool refused = false; // PyTorch refuses the call, and the CPU's kernel has the words
+  bool refused = false; // the arguments are invalid (Refused): the CPU kernel raises the error
 };
+// Interface to a planner in Python (planner_call.cpp).
 class Planner {
  public:
   virtual ~Planner() = default;
+  // Calls the planner with the operator's arguments.
   virtual PlannerResult call(
       const c10::FunctionSchema& schema,
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
       PlannedCall& call,
       LeftToCpu& left) = 0;
-  // What the planner would do, with sizes left open: without effect, and nullopt where that cannot be told, for `reason`.
+  // Runs the planner over symbolic sizes, without side effects. Returns nullopt and sets `reason` if it cannot be
+  // traced.
   virtual std::optional<DynamicShapePlan> trace(
       const c10::FunctionSchema& schema,
       c10::ArrayRef<c10::IValue> arguments,
@@ -50,12 +52,13 @@ class Planner {
 enum class PlanMode {
   Off, // planners run at each call
   On,
-  Check // plans are replayed, and planners run beside and must say the same
+  Check // plans are replayed, and a dry run of the planner must give the same plan
 };
 void set_plan_mode(PlanMode mode);
 PlanMode plan_mode();
 
-// Whether each operator waits until the device is done, so that what a kernel reports is its own call's error.
+// Whether each operator synchronizes its stream, so that an error reported by a kernel is raised by the call that
+// launched it.
 void set_launch_blocking(bool blocking);
 
 class PlannedOperator {
@@ -66,10 +69,12 @@ class PlannedOperator {
     return name_;
   }
 
-  // Numbers of type Scalar are passed through: they become kernel arguments only, and planners do not see their value. Those
-  // of the arguments `passed_through` (type int or float) are, too, and those of the arguments `by_value` are not. Integers
-  // of the arguments `sizes` are left open in dynamic-shape plans, like those of type SymInt.
-  // `checks` hold in every call that is planned or replayed; where one does not, the CPU has the words for it.
+  // Numbers of type Scalar are passed through: they only become kernel arguments, and planners do not see their value.
+  //   passed_through: arguments of type int or float that are passed through, too.
+  //   by_value: Scalar arguments that are not passed through.
+  //   sizes: integer arguments that are symbolic in traces, like arguments of type SymInt.
+  //   checks: conditions that hold in every planned or replayed call. If one does not hold, the CPU kernel raises the
+  //     error.
   void set_planner(
       std::unique_ptr<Planner> planner,
       const std::vector<std::string>& passed_through,
@@ -77,17 +82,17 @@ class PlannedOperator {
       const std::vector<std::string>& sizes,
       const std::vector<NumberCheck>& checks);
 
-  // Runs the operator on the stack: by its plan, by its planner, or on the CPU.
+  // Runs the operator on the stack: replays a plan, calls the planner, or runs the fallback.
   void run(torch::jit::Stack* stack);
 
-  // Seconds of each part of `times` calls with these arguments, which must have a plan: for benchmarks/overhead.py. The
-  // device is held up meanwhile, for 50 µs a call: one that is the processor would take the cores.
+  // Seconds that each part of `times` calls takes, for benchmarks/overhead.py. The arguments must have a plan. The
+  // device sleeps meanwhile, for 50 µs per call: a CPU device would otherwise compete for the cores.
   struct Times {
-    double call = 0; // all, through the dispatcher; what the others leave is dispatch
-    double signature = 0; // and finding the plan
-    double allocation = 0; // of what the plan allocates, and freeing it
-    double launch = 0; // of the plan's kernels
-    double results = 0; // making the tensors
+    double call = 0; // the whole call through the dispatcher; what the parts below do not cover is dispatch
+    double signature = 0; // computing the signature and finding the plan
+    double allocation = 0; // allocating and freeing the plan's memory
+    double launch = 0; // launching the plan's kernels
+    double results = 0; // creating the result tensors
   };
   Times time(c10::ArrayRef<c10::IValue> arguments, size_t times);
 
@@ -98,50 +103,53 @@ class PlannedOperator {
  private:
   struct Declaration {
     std::vector<ArgumentFacts> facts;
-    std::vector<size_t> written; // the arguments that are
+    std::vector<size_t> written; // indices of the arguments that the operator writes
     NumberChecks checks;
     std::unique_ptr<Planner> planner;
   };
   void answer(torch::jit::Stack* stack);
-  // What no planner does: by the kernel of ours that there was before planners, by PyTorch's composition, or on the CPU.
+  // Runs the fallback: the C++ kernel that was registered before the planner, PyTorch's composite kernel, or the CPU
+  // kernel.
   void run_otherwise(torch::jit::Stack* stack);
-  // Runs the planner and leaves its results on the stack; returns what was recorded.
+  // Runs the planner and puts its results on the stack. Returns the recorded plan.
   std::shared_ptr<const Plan> plan(
       const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record);
   std::optional<DynamicShapePlan> trace(
       const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason);
-  // What the planner does for a call on the device, without effect. nullopt: it leaves the call to the CPU.
+  // Runs the planner without submitting commands and returns the plan; nullopt if it leaves the call to the fallback.
   std::optional<Plan> rehearse(
       const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left);
-  // Answers a call of a stream that is being captured.
+  // Runs a call on a stream that is being captured.
   void capture(
       Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
       const Signature& signature);
-  // Rehearses, and throws where the planner would do something else than the plan.
+  // Rehearses the call, and throws if the result differs from the plan.
   void check(const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known);
 
   const c10::OperatorHandle op_;
   const std::string name_;
   const std::vector<size_t> written_lists_;
   const c10::SafeKernelFunction otherwise_;
-  bool falls_back_ = false; // instead
-  const char* outcome_otherwise_ = ""; // in words
-  std::atomic<const Declaration*> declaration_{nullptr}; // lives as long as the process, for calls under way
+  bool falls_back_ = false; // run_otherwise() runs the CPU kernel, not otherwise_
+  const char* outcome_otherwise_ = ""; // what run_otherwise() does, for PlanEvent::outcome
+  std::atomic<const Declaration*> declaration_{nullptr}; // never freed: running calls may still use it
   PlanCache cache_;
 };
 
-// The record of an operator, made and registered for PrivateUse1 at the first call. Throws for an unknown name.
+// The operator's PlannedOperator, created and registered for PrivateUse1 on first use. Throws ValueError for an unknown
+// name.
 PlannedOperator& planned_operator(const std::string& name);
-// Visits the operators that have a record.
+// Visits every PlannedOperator.
 void for_each_planned_operator(const std::function<void(PlannedOperator&)>& visit);
 
-// What planned operators do, while somebody listens in this thread (torch_backplane.plans.explain).
+// One call of a planned operator, as reported to torch_backplane.plans.explain.
 struct PlanEvent {
   std::string operator_name;
   std::string arguments;
   std::string outcome; // "replayed", "planned", …
   std::string plan;
 };
-std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events); // nullptr: nobody. Returns who listened before
+// Appends this thread's events to `events` from now on; nullptr: nowhere. Returns the previous vector.
+std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events);
 
 } // namespace backplane

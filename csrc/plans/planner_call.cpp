@@ -1,4 +1,4 @@
-// Planners in Python: how they are called, and what they may ask of the runtime meanwhile (torch_backplane.planning).
+// Calls planners in Python, and binds the runtime functions that they use (torch_backplane.planning).
 #include <ATen/native/Resize.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -25,14 +25,15 @@ namespace backplane {
 namespace {
 
 py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
-py::object refused_error; // torch_backplane._C.Refused, which is one
+py::object refused_error; // torch_backplane._C.Refused, a subclass of RunOnCPU
 py::object tracer; // torch_backplane.planning.tracing.trace
 
 py::object dtype_object(c10::ScalarType dtype) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
 }
 
-// Ctrl-C may meet PyTorch's code that enters a mode or leaves it, and the mode stays then: this restores the thread's.
+// Restores the thread's stack of dispatch modes: Ctrl-C can interrupt PyTorch while it enters or leaves a mode, which
+// then stays on the stack.
 class DispatchModes {
  public:
   DispatchModes() = default;
@@ -49,7 +50,7 @@ class DispatchModes {
   c10::impl::TorchDispatchModeTLS before_ = c10::impl::TorchDispatchModeTLS::get_state();
 };
 
-// Arguments as Python objects; counts the numbers as read_call (signature.cpp) does.
+// Converts arguments to Python objects. Numbers get the same indices as in read_call (signature.cpp).
 class Converter {
  public:
   explicit Converter(const PlannedCall& call) : call_(call) {}
@@ -116,7 +117,7 @@ class Converter {
 
 class PythonPlanner final : public Planner {
  public:
-  explicit PythonPlanner(py::object function) : function_(function.release().ptr()) {} // kept as long as the process
+  explicit PythonPlanner(py::object function) : function_(function.release().ptr()) {} // never released
 
   PlannerResult call(
       const c10::FunctionSchema& schema,
@@ -137,7 +138,7 @@ class PythonPlanner final : public Planner {
       left.refused = error.matches(refused_error);
       TORCH_CHECK(
           !scope.has_effect(), "the planner of ", schema.operator_name(), " leaves the call to the CPU (", left.reason,
-          ") after it has written to an argument or taken random numbers: it has to decide before");
+          ") after it has written to an argument or taken random numbers; it must raise RunOnCPU before that");
       return std::nullopt;
     }
   }
@@ -150,7 +151,7 @@ class PythonPlanner final : public Planner {
       std::string& reason) override {
     py::gil_scoped_acquire gil;
     const py::tuple converted = Converter(call).convert(schema, arguments, facts);
-    py::list given; // each argument with whether it is a size
+    py::list given; // (argument, whether its integers are sizes)
     for (const py::handle& one : converted) {
       given.append(py::make_tuple(one, facts[given.size()].is_size));
     }
@@ -177,7 +178,7 @@ class PythonPlanner final : public Planner {
     const auto sequence = returned.cast<py::sequence>();
     TORCH_CHECK_TYPE(
         sequence.size() == returns.size(), "the planner of ", schema.name(), " returned ", sequence.size(),
-        " values, and ", returns.size(), " are needed");
+        " values, but must return ", returns.size(), " values");
     for (size_t i = 0; i < returns.size(); ++i) {
       values.push_back(value(sequence[i], returns[i]));
     }
@@ -194,13 +195,13 @@ class PythonPlanner final : public Planner {
   PyObject* const function_;
 };
 
-// --- launches
+// Launches
 
 LaunchSpec launch_spec(const std::vector<size_t>& global_size, const std::vector<size_t>& group_size) {
   TORCH_CHECK_VALUE(
       !global_size.empty() && global_size.size() <= 3 && global_size.size() == group_size.size(),
-      "a launch has a global size of 1 to 3 dimensions and a group size of as many, and got ", global_size.size(), " and ",
-      group_size.size());
+      "global size and group size must have the same number of dimensions, 1 to 3, but got ", global_size.size(),
+      " and ", group_size.size());
   LaunchSpec spec;
   for (size_t i = 0; i < global_size.size(); ++i) {
     TORCH_CHECK_VALUE(
@@ -212,7 +213,7 @@ LaunchSpec launch_spec(const std::vector<size_t>& global_size, const std::vector
   return spec;
 }
 
-// Launches on the current stream of the kernel's device, and has it recorded.
+// Launches on the current stream of the kernel's device and records the launch.
 void launch(
     const std::shared_ptr<CompiledKernel>& kernel,
     const py::sequence& values,
@@ -224,7 +225,7 @@ void launch(
   const auto& parameters = kernel->parameters();
   TORCH_CHECK_VALUE(
       values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
-      " arguments, and got ", values.size());
+      " arguments, but got ", values.size());
   LaunchSpec spec = launch_spec(global_size, group_size);
   set_attributes(spec, dynamic_shared_memory, cluster, cooperative);
   PythonArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
@@ -236,21 +237,21 @@ void launch(
   }
   const c10::Stream stream = current_stream(kernel->device_index());
   if (PlannerScope::innermost() != nullptr) {
-    stream_handle(stream); // refuses in a capture, where planners run dry and their plans are captured
+    stream_handle(stream); // throws in a capture: there planners only run dry, and their plans are captured
   }
-  py::gil_scoped_release released; // the device may have to wait
+  py::gil_scoped_release released; // submission can block
   submit(stream, KernelLaunch{kernel.get(), spec, given.now()});
   if (given.reports_errors()) {
     note_reporting_launch(stream);
   }
 }
 
-// (seed, offset) for `count` random numbers of the generator of the call that is being planned.
+// Takes `count` random numbers from the generator of the call that is being planned. Returns (seed, offset).
 std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
   Recorder* recorder = Recorder::active();
   PlannerScope* scope = PlannerScope::innermost();
   TORCH_CHECK(
-      recorder != nullptr || scope != nullptr, "random numbers are taken by planners, and none is running");
+      recorder != nullptr || scope != nullptr, "random numbers can only be taken while a planner runs");
   PlannerScope::took_random_numbers();
   const PlannedCall* call = recorder != nullptr ? &recorder->call() : &scope->call();
   uint32_t first = 0;
@@ -265,7 +266,8 @@ std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
       PythonNumber{call->numbers[first + 1], call, first + 1, std::nullopt}};
 }
 
-// Listens in this thread while it exists. Who listened before listens again afterwards, and hears all of it.
+// Collects this thread's plan events during its lifetime, and then also appends them to the enclosing listener's
+// events.
 class Listening {
  public:
   Listening() : outer_(listen(&events_)) {}
@@ -308,18 +310,19 @@ py::dict counts_of(const PlanCache& cache) {
 
 void bind_plans(py::module_& module) {
   run_on_cpu_error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
-      "torch_backplane._C.RunOnCPU", "Raised by a planner that leaves a call to the CPU; the argument is the reason.",
+      "torch_backplane._C.RunOnCPU", "Raised by a planner to leave a call to the CPU. The argument is the reason.",
       PyExc_Exception, nullptr));
   module.attr("RunOnCPU") = run_on_cpu_error;
-  run_on_cpu_error.inc_ref(); // outlives the interpreter, like the registrations that use it
+  run_on_cpu_error.inc_ref(); // must not be destroyed after the interpreter, like the registrations that use it
   refused_error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
       "torch_backplane._C.Refused",
-      "Raised by a planner for a call that PyTorch refuses, whatever memory holds: the CPU has the words for the error.",
+      "Raised by a planner for a call that is invalid whatever the tensors contain. The CPU kernel raises the error.",
       run_on_cpu_error.ptr(), nullptr));
   module.attr("Refused") = refused_error;
   refused_error.inc_ref();
 
-  py::class_<PythonNumber>(module, "Number", "A number that plans pass through: its value is not known when planning.")
+  py::class_<PythonNumber>(
+      module, "Number", "A passed-through number. Each call supplies its value, so planners do not see it.")
       .def_property_readonly(
           "dtype",
           [](const PythonNumber& self) {
@@ -330,7 +333,7 @@ void bind_plans(py::module_& module) {
           [](const PythonNumber& self) {
             return self.tensor.has_value() && !self.tensor->unsafeGetTensorImpl()->is_wrapped_number();
           },
-          "It came in a tensor that the user made, which takes part in type promotion as one.")
+          "Whether it came as a tensor that takes part in type promotion as a tensor, not as a Python number.")
       .def_property_readonly("tensor", [](const PythonNumber& self) { return self.tensor; })
       .def_property_readonly(
           "kind",
@@ -340,10 +343,10 @@ void bind_plans(py::module_& module) {
             const auto dtype = alone ? self.value.type() : self.tensor->scalar_type();
             return static_cast<int>(dtype) * 4 + (alone ? 2 : 0) + (wrapped ? 1 : 0);
           },
-          "Equal where `dtype` and `is_dimensioned` are, and whether there is a `tensor`.")
+          "A code for the combination of `dtype`, `is_dimensioned` and whether there is a `tensor`.")
       .def_property_readonly(
           "real", [](const PythonNumber& self) { return self.of_part(NumberPart::Real); },
-          "What kernels take of it where they compute in complex numbers, together with `imag`.")
+          "The real part. Kernels take a complex number as two arguments, `real` and `imag`.")
       .def(
           "fitting",
           [](const PythonNumber& self, const py::object& dtype) {
@@ -352,7 +355,8 @@ void bind_plans(py::module_& module) {
             return copy;
           },
           py::arg("dtype"),
-          "The number, checked whenever it is passed on: PyTorch's RuntimeError where it is beyond the dtype.")
+          "Return the number with a range check at each use, which raises PyTorch's RuntimeError if the dtype cannot "
+          "hold it.")
       .def(
           "check",
           [](const PythonNumber& self) {
@@ -362,12 +366,13 @@ void bind_plans(py::module_& module) {
               recorder->add(CheckStep{self.passed(self.fits)});
             }
           },
-          "Checks a number that is `fitting` and not passed on, where there are no elements to compute, in each call.")
+          "Check a `fitting` number at each call although no kernel uses it, for example if there are no elements.")
       .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
       .def_property_readonly(
           "example",
           [](const PythonNumber& self) { return self.value; },
-          "Its value in the call that is being planned. Another call may have another one: for PyTorch's meta kernels only.");
+          "The value in the call that is being planned, for PyTorch's meta kernels only. Later calls can have other "
+          "values.");
 
   module.def(
       "fits",
@@ -375,12 +380,12 @@ void bind_plans(py::module_& module) {
         const c10::Scalar value = torch::jit::toIValue(number, c10::NumberType::get()).toScalar();
         try {
           check_fits(value, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
-        } catch (const std::runtime_error&) { // what PyTorch raises of an overflow
+        } catch (const std::runtime_error&) { // PyTorch's error for an overflow
           return false;
         }
         return true;
       },
-      py::arg("number"), py::arg("dtype"), "Whether PyTorch takes a number as a dtype, as `Number.fitting` has it.");
+      py::arg("number"), py::arg("dtype"), "Return whether the dtype can hold the number; see `Number.fitting`.");
 
   py::class_<CompiledKernel, std::shared_ptr<CompiledKernel>>(module, "CompiledKernel", "A compiled kernel.")
       .def(
@@ -391,7 +396,8 @@ void bind_plans(py::module_& module) {
               if (py::isinstance<py::str>(parameter)) {
                 const auto kind = parameter.cast<std::string>();
                 TORCH_CHECK_VALUE(
-                    kind == "input" || kind == "output", "memory is input or output, and got ", kind);
+                    kind == "input" || kind == "output",
+                    "a parameter must be a dtype, \"input\" or \"output\", but got ", kind);
                 declared.push_back({std::nullopt, kind == "output"});
               } else {
                 declared.push_back({reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type});
@@ -402,20 +408,21 @@ void bind_plans(py::module_& module) {
             return std::make_shared<CompiledKernel>(device, std::move(source), std::move(declared));
           }),
           py::arg("device"), py::arg("code"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
-          "`code`: text in the device's dialect, or a binary as bytes. `parameters`: the dtype of each number; for memory "
-          "\"input\", or \"output\" where the kernel writes to it.")
+          "`code`: source text in the device's dialect, or a binary as bytes. `parameters`: the dtype of a number, "
+          "\"input\" for memory, or \"output\" for memory that the kernel writes.")
       .def_property_readonly("entry", &CompiledKernel::entry);
 
   module.def(
       "launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"), py::kw_only(),
       py::arg("dynamic_shared_memory") = 0, py::arg("cluster") = std::vector<size_t>(), py::arg("cooperative") = false,
-      "`dynamic_shared_memory`: bytes per group. `cluster`: groups per cluster, in 1 to 3 dimensions. `cooperative`: all "
-      "groups are resident at the same time.");
+      "Launch a kernel on the current stream. `items`: global size; `group`: group size. `dynamic_shared_memory`: "
+      "bytes per group. `cluster`: groups per cluster, in 1 to 3 dimensions. `cooperative`: all groups are resident at "
+      "the same time.");
   module.def("take_random", &take_random, py::arg("count"));
   module.def(
       "watch_error_words",
       [](const at::Tensor& words, py::function read) {
-        PyObject* function = read.release().ptr(); // lives as long as the process
+        PyObject* function = read.release().ptr(); // never released
         watch_error_words(words, [function](const std::vector<int32_t>& found) {
           py::gil_scoped_acquire gil;
           const auto error = py::reinterpret_borrow<py::object>(function)(found);
@@ -439,11 +446,11 @@ void bind_plans(py::module_& module) {
           TORCH_WARN(text);
         }
       },
-      py::arg("text"), "A UserWarning, in this call and in each replay of its plan.");
+      py::arg("text"), "Issue a UserWarning in this call and in each replay of its plan.");
   module.def(
       "warn_of_resize",
       [](const at::Tensor& given, const std::vector<int64_t>& sizes) { at::native::resize_output_check(given, sizes); },
-      py::arg("given"), py::arg("sizes"), "PyTorch's word of warning, where an `out=` of some elements is resized.");
+      py::arg("given"), py::arg("sizes"), "Issue PyTorch's warning if an `out=` tensor that has elements is resized.");
   module.def("not_replayable", [](std::string reason) {
     if (auto* recorder = Recorder::active()) {
       recorder->cannot_replay(std::move(reason));
@@ -460,14 +467,15 @@ void bind_plans(py::module_& module) {
       },
       py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
       py::arg("by_value") = std::vector<std::string>(), py::arg("sizes") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
-      "`checks`: (argument, comparison, number or argument) for each, as number_checks.h has it.");
+      "Set an operator's planner. `checks`: tuples (argument, comparison, bound, condition), see number_checks.h.");
   module.def(
       "address_of", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); },
       py::arg("tensor"),
-      "Of the tensor's first element. Unlike tensor.data_ptr(), it leaves memory that is shared lazily shared.");
+      "Return the address of the tensor's first element. Unlike tensor.data_ptr(), does not materialize a "
+      "copy-on-write tensor.");
   module.def("advance_configuration_epoch", &advance_configuration_epoch);
   module.def("set_plan_mode", [](const std::string& name) {
-    TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plans are 0, 1 or check, and got ", name);
+    TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plan mode must be 0, 1 or check, but got ", name);
     set_plan_mode(name == "0" ? PlanMode::Off : name == "1" ? PlanMode::On : PlanMode::Check);
   });
   module.def("set_launch_blocking", &set_launch_blocking, py::arg("blocking"));

@@ -24,14 +24,14 @@ PythonArguments::PythonArguments(
     const py::sequence& values)
     : arguments_(values.size()), numbers_(values.size()) {
   Recorder* recorder = Recorder::active();
-  // First: memory that is shared lazily is another's from here on, also for arguments in the same storage.
+  // Materialize copy-on-write memory first: this changes the addresses of all arguments in the same storage.
   for (size_t i = 0; i < values.size(); ++i) {
     const py::object given = values[i];
     if (parameters[i].number.has_value()) {
       continue;
     }
     TORCH_CHECK_TYPE(
-        THPVariable_Check(given.ptr()), "argument ", i, " of ", kind, " ", name, " is memory, and got ",
+        THPVariable_Check(given.ptr()), "argument ", i, " of ", kind, " ", name, " must be a tensor, but got ",
         py::str(py::type::of(given)).cast<std::string>());
     if (parameters[i].written) {
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
@@ -45,10 +45,10 @@ PythonArguments::PythonArguments(
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
       TORCH_CHECK_VALUE(
           tensor.device() == c10::Device(c10::kPrivateUse1, device), "argument ", i, " of ", kind, " ", name,
-          " is on ", tensor.device(), ", and the ", kind, " on ", c10::Device(c10::kPrivateUse1, device));
+          " is on ", tensor.device(), ", but the ", kind, " is on ", c10::Device(c10::kPrivateUse1, device));
       TORCH_CHECK_VALUE(
           !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of ", kind, " ", name,
-          " is lazily conjugated or negated: resolve it first");
+          " is lazily conjugated or negated; call resolve_conj() and resolve_neg() first");
       arguments_[i] = {tensor.const_data_ptr(), 0};
       reports_errors_ |= are_error_words(tensor);
       if (recorder != nullptr) {
@@ -60,14 +60,14 @@ PythonArguments::PythonArguments(
     if (py::isinstance<PythonNumber>(given)) {
       const auto& number = given.cast<const PythonNumber&>();
       numbers_[i] = bits_of(number.passed_value(), *parameters[i].number, bytes);
-      // A number of a call inside the recorded one is the same whenever the outer plan runs.
+      // A number of a nested call is constant in the recorded plan.
       if (recorder != nullptr && number.call == &recorder->call()) {
         recorded_.emplace_back(number.passed(*parameters[i].number));
       } else if (recorder != nullptr) {
         recorded_.emplace_back(Literal{numbers_[i], bytes});
       }
     } else {
-      // Not c10::Scalar's conversion: a uint64 may have its highest bit set.
+      // Not converted by c10::Scalar's caster: a uint64 can have its highest bit set.
       const c10::Scalar value = py::isinstance<py::float_>(given) ? c10::Scalar(given.cast<double>())
           : py::isinstance<py::bool_>(given)                      ? c10::Scalar(given.cast<bool>())
           : PyLong_Check(given.ptr())

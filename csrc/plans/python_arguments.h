@@ -1,5 +1,5 @@
-// What a planner in Python gives to a kernel, or to a function of a library: memory and numbers, in the order of its
-// parameters.
+// Converts the arguments that a planner in Python passes to a kernel or library function: memory and numbers, in
+// parameter order.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -15,22 +15,23 @@ namespace backplane {
 
 class PythonArguments {
  public:
-  // `kind` and `name` say of what, for messages. All memory must be on the device. Memory that is written, and shared
-  // lazily, is another's afterwards.
+  // `kind` and `name` identify the callee in error messages. All memory must be on the device. Materializes written
+  // copy-on-write memory.
   PythonArguments(
       const char* kind, const std::string& name, c10::DeviceIndex device, const std::vector<KernelParameter>& parameters,
       const pybind11::sequence& values);
   PythonArguments(const PythonArguments&) = delete; // arguments point to numbers
   PythonArguments& operator=(const PythonArguments&) = delete;
 
+  // The arguments of this call.
   c10::ArrayRef<KernelArgument> now() const {
     return arguments_;
   }
-  // Of the recording that goes on in this thread, if there is one.
+  // The same arguments for a plan; empty unless a recorder is active in this thread.
   std::vector<PlannedArgument> take_recorded() {
     return std::move(recorded_);
   }
-  // Device memory that device_errors.h watches is among them.
+  // Whether the device's error words (streams/device_errors.h) are among the arguments.
   bool reports_errors() const {
     return reports_errors_;
   }

@@ -1,4 +1,5 @@
-// A number whose value is not part of a plan, as planners see it: they pass it on to launches.
+// A number whose value is not part of a plan (a passed-through number), as planners see it. They can pass it to
+// launches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +13,15 @@
 namespace backplane {
 
 struct PythonNumber {
-  c10::Scalar value; // of this call
-  const PlannedCall* call; // whose number it is; only to be compared
-  uint32_t index;
-  std::optional<at::Tensor> tensor; // the CPU tensor that it came in
-  NumberPart part = NumberPart::Whole; // what of it is passed on
-  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
-  std::optional<uint32_t> slot = std::nullopt; // of a number within a trace: where the tape has it
+  c10::Scalar value; // in this call
+  const PlannedCall* call; // the call that it belongs to; compared only, never dereferenced
+  uint32_t index; // into PlannedCall::numbers
+  std::optional<at::Tensor> tensor; // the CPU tensor that it came in, if any
+  NumberPart part = NumberPart::Whole; // the part to pass
+  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that must hold the value; Undefined: not checked
+  std::optional<uint32_t> slot = std::nullopt; // in a trace: the tape slot of a number that is computed from sizes
 
-  // Throws where it does not fit.
+  // Returns the value to pass. Throws if `fits` cannot hold the value.
   c10::Scalar passed_value() const {
     check_fits(value, fits);
     return part_of(value, part);
@@ -35,7 +36,7 @@ struct PythonNumber {
   }
 };
 
-// The first element of a list or tuple; nothing where it is none, or empty.
+// The first element of a list or tuple; a null object if the value is neither, or empty.
 inline pybind11::object first_element(const pybind11::handle& value) {
   if (!pybind11::isinstance<pybind11::list>(value) && !pybind11::isinstance<pybind11::tuple>(value)) {
     return {};

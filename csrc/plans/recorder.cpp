@@ -20,7 +20,7 @@ void Recorder::allocated(void* memory, size_t bytes) {
 
 void Recorder::freed(void* memory) {
   const auto found = living_.find(memory);
-  if (found != living_.end()) { // else it is older than the recording
+  if (found != living_.end()) { // otherwise it was allocated before the recording
     plan_.steps.emplace_back(FreeStep{found->second});
     living_.erase(found);
   }
@@ -35,7 +35,7 @@ uint32_t Recorder::take_random(uint64_t count) {
   const auto first = static_cast<uint32_t>(call_.numbers.size());
   plan_.random.push_back({count, first});
   if (dry_) {
-    call_.numbers.resize(first + 2); // no numbers are used up, and no launch will read these
+    call_.numbers.resize(first + 2); // the generator must not advance, and no launch reads these
   } else {
     take_random_numbers(call_, count);
   }
@@ -71,7 +71,7 @@ Address Recorder::locate(const at::Tensor& tensor) {
           Address::Base::Kept, static_cast<uint32_t>(i), data - static_cast<const char*>(plan_.kept[i].const_data_ptr())};
     }
   }
-  cannot_replay("it uses a tensor that is no argument and that it has not made");
+  cannot_replay("it uses a tensor that is neither an argument nor allocated by the planner");
   return {Address::Base::Argument, 0, 0};
 }
 
@@ -88,7 +88,7 @@ ResultTensor Recorder::result(const at::Tensor& tensor) {
     }
   }
   if (!tensor.device().is_privateuseone() || tensor.device().index() != call_.device) {
-    cannot_replay("it returns a tensor of another device");
+    cannot_replay("it returns a tensor on another device");
     return result;
   }
   if (tensor.is_conj() || tensor.is_neg()) {
@@ -107,7 +107,7 @@ ResultTensor Recorder::result(const at::Tensor& tensor) {
   const Address address = locate(tensor);
   const auto item = static_cast<int64_t>(tensor.itemsize());
   if (address.base == Address::Base::Kept || address.offset % item != 0) {
-    cannot_replay("it returns memory that it keeps, or an element in the middle of another");
+    cannot_replay("it returns memory that the plan keeps, or a tensor whose offset is not a multiple of its item size");
   }
   result.kind = address.base == Address::Base::Argument ? ResultTensor::Kind::View : ResultTensor::Kind::New;
   result.index = static_cast<int32_t>(address.index);
@@ -138,7 +138,7 @@ Plan Recorder::finish(c10::ArrayRef<c10::IValue> results) {
   return std::move(plan_);
 }
 
-// An argument of `out=` is only written, and may be written again.
+// Arguments of out= do not count: they are only written, and the fallback can overwrite them.
 bool PlannerScope::reads(const c10::StorageImpl* storage) const {
   const auto is_in = [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == storage;
@@ -175,7 +175,7 @@ void PlannerScope::note_write(const c10::StorageImpl* storage, bool surely) {
     }
     TORCH_CHECK(
         !met || declared || !surely, "the planner of ", scope->schema_.operator_name(),
-        " writes to an argument that the operator's schema does not say is written");
+        " writes to an argument that the operator's schema does not declare as written");
     scope->has_effect_ |= met && scope->reads(storage);
   }
 }

@@ -1,8 +1,8 @@
 // Records the planner's actions as a plan.
 //
-// A recorder is active in one thread, from the moment a planner is called until it returns. What reaches the device
-// meanwhile is recorded where it passes: allocations and frees in allocator.cpp, launches in planner_call.cpp, copies within the
-// device in copy.cpp. Anything that a replay could not repeat calls `cannot_replay`.
+// A recorder is active in the planner's thread while the planner runs. Each action is recorded where it is performed:
+// allocations and frees in allocator.cpp, launches in planner_call.cpp, copies within the device in copy.cpp. Code that
+// does something a replay cannot repeat calls `cannot_replay`.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -18,18 +18,18 @@ namespace backplane {
 
 class Recorder final : public Recording {
  public:
-  // `dry`: commands are recorded and not submitted.
+  // `dry`: commands are recorded but not submitted.
   Recorder(PlannedCall& call, bool dry);
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Of this thread; nullptr: nobody is recording.
+  // The active recorder of this thread; nullptr if there is none.
   static Recorder* active() noexcept {
     return static_cast<Recorder*>(active_);
   }
 
-  // What was recorded, and what the operator returned. The recorder stops being active.
+  // Deactivates the recorder and returns the plan with the operator's results.
   Plan finish(c10::ArrayRef<c10::IValue> results);
 
   bool is_dry() const {
@@ -45,13 +45,13 @@ class Recorder final : public Recording {
     plan_.steps.push_back(std::move(step));
   }
   void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);
-  // Takes random numbers; their seed and offset are the call's numbers with this index and the next.
+  // Takes random numbers. Returns the index of the seed among the call's numbers; the offset follows it.
   uint32_t take_random(uint64_t count);
-  // Memory that outlives the call and that launches may use, such as a table of constants.
+  // Adds memory that the plan keeps and that its launches can use, such as a table of constants.
   void keep(const at::Tensor& tensor);
   void cannot_replay(std::string reason) override;
 
-  // Where a tensor's first element is, in the plan's terms. Calls cannot_replay where it is none of the plan's memory.
+  // The plan address of a tensor's first element. Calls cannot_replay if the plan cannot refer to its memory.
   Address locate(const at::Tensor& tensor);
 
  private:
@@ -61,10 +61,10 @@ class Recorder final : public Recording {
   const bool dry_;
   Recording* const outer_;
   Plan plan_;
-  ska::flat_hash_map<const void*, uint32_t> living_; // start of an allocation -> its index
+  ska::flat_hash_map<const void*, uint32_t> living_; // live allocations: start address -> index
 };
 
-// One planner at work. Planners that it calls, by calling operators, are within it.
+// The dynamic scope of one planner call. A planner that calls operators has their planners' scopes nested in its own.
 class PlannerScope final : public WriteWatch {
  public:
   PlannerScope(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, PlannedCall& call)
@@ -77,7 +77,7 @@ class PlannerScope final : public WriteWatch {
   PlannerScope(const PlannerScope&) = delete;
   PlannerScope& operator=(const PlannerScope&) = delete;
 
-  // Of this thread; nullptr: no planner is at work.
+  // The innermost scope of this thread; nullptr if no planner runs.
   static PlannerScope* innermost() noexcept {
     return static_cast<PlannerScope*>(innermost_);
   }
@@ -85,7 +85,8 @@ class PlannerScope final : public WriteWatch {
   PlannedCall& call() const {
     return call_;
   }
-  // Whether the generator or arguments that are read are no longer as they were: then nobody else can compute the call.
+  // Whether the planner has advanced the generator or written to an argument that the operator reads. The fallback can
+  // then no longer compute the call.
   bool has_effect() const {
     return has_effect_;
   }

@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<uint64_t> epoch{0};
 
-// The first word of each value: what it is, and what of it fits beside that.
+// The low 8 bits of each value's first word. The other bits hold further properties of the value.
 enum class Tag : uint64_t { None, Tensor, Number, Int, Double, Complex, Bool, String, List, Device, Generator, Undefined };
 
 class Reader {
@@ -84,7 +84,7 @@ class Reader {
         words_.push_back(c10::bit_cast<uint64_t>(number.imag()));
       }
     } else {
-      problem_ = "an argument of a kind that signatures do not hold";
+      problem_ = "an argument of an unsupported type";
     }
   }
 
@@ -109,12 +109,12 @@ class Reader {
         tag(Tag::Number, uint64_t{1} << 16 | static_cast<uint64_t>(tensor.scalar_type()));
         pass(cpu_value(tensor), true, tensor.unsafeGetTensorImpl()->is_wrapped_number());
       } else {
-        problem_ = "a tensor of another device";
+        problem_ = "a tensor on another device";
       }
       return;
     }
     if (device.index() != call_.device) {
-      problem_ = "tensors of two devices";
+      problem_ = "tensors on two bp devices";
       return;
     }
     const auto* impl = tensor.unsafeGetTensorImpl();
@@ -136,8 +136,9 @@ class Reader {
     call_.written.push_back(facts.written);
   }
 
-  // Which earlier tensor lies in the same storage, and at what distance; and which one is this very tensor: planners tell
-  // that from another view of the same elements, and a replay returns the one that they did.
+  // Adds the first earlier tensor in the same storage with its distance, and the earlier argument that is the same
+  // tensor object, if any. Planners can distinguish the same tensor from another view of its elements, and a replay has
+  // to return the tensor that the planner returned.
   void read_sharing(const at::Tensor& tensor, uintptr_t data) {
     const void* storage = tensor.storage().unsafeGetStorageImpl();
     const void* self = tensor.unsafeGetTensorImpl();
@@ -183,7 +184,7 @@ class Reader {
     return false;
   }
 
-  // No tag looks like these words.
+  // These words cannot be confused with tags.
   void share(size_t earlier, uintptr_t data) {
     words_.push_back(~uint64_t{0} - earlier);
     sizes_.push_back(static_cast<int64_t>(data - storages_[earlier].second));
@@ -192,14 +193,14 @@ class Reader {
     words_.push_back(~uint64_t{0} - earlier - (uint64_t{1} << 32));
   }
 
-  static constexpr size_t kLinear = 8; // tensors, up to which looking through all is fastest
+  static constexpr size_t kLinear = 8; // up to this many tensors, linear search is fastest
 
   PlannedCall& call_;
   c10::SmallVectorImpl<uint64_t>& words_;
   c10::SmallVectorImpl<int64_t>& sizes_;
   c10::SmallVector<std::pair<const void*, uintptr_t>, 8> storages_;
   ska::flat_hash_map<const void*, size_t> by_storage_;
-  ska::flat_hash_map<const void*, size_t> by_tensor_; // those that share a storage, beyond the first kLinear
+  ska::flat_hash_map<const void*, size_t> by_tensor_; // tensors beyond the first kLinear that share a storage
   const char* problem_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// What a planner can see of a call, as words to compare and to look plans up by.
+// The part of a call that a planner can see, encoded as words: the key under which plans are stored.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,22 +13,22 @@
 
 namespace backplane {
 
-// Data pointers are told apart by their place within this many bytes: what the widest vector access of a kernel needs.
+// Signatures include addresses modulo this many bytes, the alignment that a kernel's widest vector access needs.
 inline constexpr size_t kAlignmentClass = 16;
 
-// What must be known of each argument, from the operator's schema and its declaration.
+// Properties of an argument, from the operator's schema and its declaration.
 struct ArgumentFacts {
   bool written = false;
-  bool passed_through = false; // numbers that only become kernel arguments: their type is in the signature, not their value
+  bool passed_through = false; // numbers only become kernel arguments: the signature has their type, not their value
   bool is_generator = false;
-  bool is_size = false; // integers are left open in dynamic-shape plans
+  bool is_size = false; // integers are sizes: symbolic in traces
 };
 
-// A class of calls, and which one of it.
+// A class of calls (words), and a call of the class (sizes).
 struct Signature {
-  c10::SmallVector<uint64_t, 32> words; // what plans are structured by: the class
-  c10::SmallVector<int64_t, 48> sizes; // sizes, strides, distances between tensors in one storage, arguments of type SymInt
-  uint64_t hash = 0; // of both
+  c10::SmallVector<uint64_t, 32> words; // everything else that a planner sees
+  c10::SmallVector<int64_t, 48> sizes; // sizes, strides, distances of tensors in one storage, integers with is_size
+  uint64_t hash = 0; // of words and sizes
 
   bool operator==(const Signature& other) const {
     return hash == other.hash && words == other.words && sizes == other.sizes;
@@ -37,19 +37,19 @@ struct Signature {
 
 uint64_t hash_of_class(const Signature& signature);
 
-// Reads a call off its arguments: its signature, and the tensors and numbers that a replay needs. `call.device` is set
-// already. Returns what makes the call impossible to sign, or nullptr.
+// Computes the call's signature, and fills `call` with the tensors and numbers that a replay needs. `call.device` must
+// be set. Returns nullptr, or why the call has no signature.
 const char* read_call(
     c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts, PlannedCall& call, Signature& signature);
 
-// The value of a CPU tensor with no dimensions.
+// The value of a zero-dimensional CPU tensor.
 c10::Scalar cpu_value(const at::Tensor& tensor);
 
-// Counts changes of settings that planners read; part of each signature.
+// A counter of changes to settings that planners read. Part of each signature.
 uint64_t configuration_epoch();
 void advance_configuration_epoch();
 
-// A line for each argument.
+// Describes each argument, one per line.
 std::string describe(c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts);
 
 } // namespace backplane

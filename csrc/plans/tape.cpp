@@ -19,13 +19,13 @@ int64_t as_bits(double number) {
   return c10::bit_cast<int64_t>(number);
 }
 
-// Whether a double holds it, and all that are smaller.
+// Whether a double represents this and all smaller magnitudes exactly.
 bool is_exact(int64_t number) {
   constexpr int64_t kLimit = int64_t{1} << 53;
   return number >= -kLimit && number <= kLimit;
 }
 
-// Of numbers that fit: false for a divisor of 0, and for the one quotient that is too large.
+// Returns false for a divisor of 0, and for the one quotient that overflows.
 bool floor_divide(int64_t a, int64_t b, int64_t& quotient, int64_t& remainder) {
   if (b == 0 || (b == -1 && a == std::numeric_limits<int64_t>::min())) {
     return false;
@@ -39,7 +39,8 @@ bool floor_divide(int64_t a, int64_t b, int64_t& quotient, int64_t& remainder) {
   return true;
 }
 
-// What an operation makes of two numbers; false where it does not hold, or the result is too large.
+// Applies an operation to two numbers. Returns false if a requirement does not hold or the result cannot be
+// represented.
 inline bool apply(TapeOperation operation, int64_t a, int64_t b, int64_t& result) {
   using O = TapeOperation;
   int64_t other = 0;
@@ -92,7 +93,7 @@ inline bool apply(TapeOperation operation, int64_t a, int64_t b, int64_t& result
       result = a <= b;
       break;
     case O::TrueDivide:
-      if (b == 0 || !is_exact(a) || !is_exact(b)) { // Python rounds quotients of larger numbers once
+      if (b == 0 || !is_exact(a) || !is_exact(b)) { // for larger numbers, Python rounds only the quotient
         return false;
       }
       result = as_bits(static_cast<double>(a) / static_cast<double>(b));
@@ -150,7 +151,7 @@ class TapeCompiler {
   }
 
   TapeProgram finish(c10::ArrayRef<uint32_t*> wanted) {
-    // Backwards: what is wanted, and all that is required.
+    // Mark, backwards, what the wanted slots and all requirements depend on.
     std::vector<bool> used(steps_.size());
     const auto use = [&](const Value& value) {
       if (value.kind == Value::Kind::Result) {
@@ -169,7 +170,7 @@ class TapeCompiler {
         use(one.b);
       }
     }
-    // Sizes come first, then constants: those are known when the first result gets its slot.
+    // Slots: sizes first, then constants, then results.
     TapeProgram program;
     program.sizes_ = sizes_;
     const auto constant = [&](const Value& value) {
@@ -185,7 +186,7 @@ class TapeCompiler {
       }
     }
     uint32_t next = static_cast<uint32_t>(sizes_ + constants_.size());
-    const uint32_t nowhere = next++; // for what requirements give
+    const uint32_t nowhere = next++; // the unused result of requirements
     std::vector<uint32_t> slots(steps_.size());
     const auto slot_of = [&](const Value& value) {
       switch (value.kind) {
@@ -215,11 +216,11 @@ class TapeCompiler {
   }
 
  private:
-  // What a slot of the tape holds.
+  // The content of a tape slot.
   struct Value {
     enum class Kind : uint8_t { Size, Constant, Result };
     Kind kind;
-    int64_t number; // which size, the constant, or which step
+    int64_t number; // index of the size, the constant, or index of the step
 
     bool operator<(const Value& other) const {
       return std::tie(kind, number) < std::tie(other.kind, other.number);
@@ -245,7 +246,7 @@ class TapeCompiler {
     return {Value::Kind::Constant, number};
   }
 
-  // What is known of the value since the guards so far.
+  // The value, or the constant that the guards so far imply for it.
   Value now(const Value& value) const {
     const auto found = known_.find(value);
     return found == known_.end() ? value : constant(found->second);
@@ -285,7 +286,7 @@ class TapeCompiler {
     return append(step);
   }
 
-  // The value of the step; each is taken once.
+  // The value of the step. Identical steps are added once.
   Value append(const Step& step) {
     const auto [found, is_new] = seen_.emplace(step, steps_.size());
     if (is_new) {
@@ -301,7 +302,7 @@ class TapeCompiler {
     }
     known_[value] = expected;
     if (value.kind == Value::Kind::Result && is_comparison(steps_[value.number].operation)) {
-      const Step made = steps_[value.number]; // a copy: steps are added
+      const Step made = steps_[value.number]; // a copy, because compare() appends to steps_
       if (expected == 0 || expected == 1) {
         compare(made.operation, now(made.a), now(made.b), expected == 1);
         return;
@@ -310,7 +311,7 @@ class TapeCompiler {
     append({O::RequireEqual, value, constant(expected)});
   }
 
-  // Requires that the comparison is so, or not so.
+  // Requires that the comparison is true (`so`) or false.
   void compare(TapeOperation operation, const Value& a, const Value& b, bool so) {
     if (operation == O::Less || operation == O::LessEqual) {
       const bool is_less = (operation == O::Less) == so;
@@ -335,10 +336,10 @@ class TapeCompiler {
   }
 
   size_t sizes_ = 0;
-  std::vector<Value> values_; // of the slots of the tape
+  std::vector<Value> values_; // by tape slot
   std::vector<Step> steps_;
   std::map<Step, size_t> seen_;
-  std::map<Value, int64_t> known_; // by guards
+  std::map<Value, int64_t> known_; // constants implied by guards
   std::map<int64_t, size_t> constants_;
 };
 
@@ -381,7 +382,7 @@ TapeOperation tape_operation(const std::string& name) {
       {"float_sub", O::FloatSubtract}, {"float_mul", O::FloatMultiply}, {"float_truediv", O::FloatDivide},
   };
   const auto found = kNames.find(name);
-  TORCH_CHECK_VALUE(found != kNames.end(), "a tape has no operation ", name);
+  TORCH_CHECK_VALUE(found != kNames.end(), "unknown tape operation ", name);
   return found->second;
 }
 

@@ -1,4 +1,4 @@
-// What a dynamic-shape plan computes of the sizes of a call: which conditions they meet, and numbers.
+// The computation of a dynamic-shape plan on a call's sizes: guards to check and numbers to fill in.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -10,22 +10,21 @@
 
 namespace backplane {
 
-// Integers of 64 bits. Division and remainder round as Python's do; comparisons and the like give 0 or 1. TrueDivide to
-// FloatDivide give the bits of a double, and the last three take them. The tape holds only where what is required is so;
-// only programs require anything but Guard.
+// Operations on 64-bit integers. FloorDivide and Remainder round like Python's. Comparisons give 0 or 1. TrueDivide to
+// FloatDivide return the bits of a double; FloatAdd to FloatDivide also take them. A tape is valid only if its guards
+// and requirements hold. A Tape has only Guard; the compiler turns it into the Require operations of a TapeProgram.
 enum class TapeOperation : uint8_t {
   Constant, Size, Guard, Add, Subtract, Multiply, FloorDivide, Remainder, Minimum, Maximum, Equal, NotEqual, Less, LessEqual,
   TrueDivide, ToFloat, FloatAdd, FloatSubtract, FloatMultiply, FloatDivide,
   RequireEqual, RequireNotEqual, RequireLess, RequireLessEqual,
 };
 
-// A tape in the form that runs: constants and sizes have slots of their own, what is known already is not computed, and
-// what nobody wants neither.
+// A compiled tape. Sizes and constants have their own slots; constants are folded, and unused results are not computed.
 class TapeProgram {
  public:
   using Slots = c10::SmallVector<int64_t, 64>;
 
-  // Fills the slots. False where the tape does not hold, or a number is too large.
+  // Fills the slots. Returns false if a requirement does not hold or a result cannot be represented.
   bool run(c10::ArrayRef<int64_t> sizes, Slots& slots) const;
 
   size_t instructions() const {
@@ -38,39 +37,40 @@ class TapeProgram {
     TapeOperation operation;
     uint32_t a, b, to; // slots
   };
-  size_t sizes_ = 0; // which the first slots hold
-  std::vector<int64_t> constants_; // the next
+  size_t sizes_ = 0; // in the first slots
+  std::vector<int64_t> constants_; // in the next slots
   size_t slots_ = 0;
   std::vector<Instruction> code_;
 };
 
-// A tape as it is written: a short program without branches, in the order in which a planner computed
-// (torch_backplane/planning/tracing.py). Where it looked at a number to decide what to do there is a guard, and the tape
-// holds only for calls where the number is the same. What comes after a guard may rely on it.
+// A tape as a trace writes it (torch_backplane/planning/tracing.py): a straight-line program of the planner's
+// computations, in order. Where the planner branches on a number, the tape has a guard: it is valid only for calls in
+// which the number is the same. Instructions after a guard may rely on it.
 class Tape {
  public:
   struct Instruction {
     TapeOperation operation;
-    uint32_t a = 0; // slots; of Size, which word
-    uint32_t b = 0;
-    int64_t constant = 0; // of Constant, and of Guard: what the slot has to hold
+    uint32_t a = 0; // a slot; for Size, an index into Signature::sizes
+    uint32_t b = 0; // a slot
+    int64_t constant = 0; // the value of Constant, and the value that Guard requires of slot `a`
   };
 
-  // The slot of the result. Throws ValueError for slots that there are not.
+  // Appends an instruction and returns the slot of its result. Throws ValueError if an operand's slot does not exist.
   uint32_t append(Instruction instruction);
 
   size_t slots() const {
     return code_.size();
   }
 
-  // The program that computes these slots, which become those of the program.
+  // Returns a program that computes the wanted slots. Replaces each by its slot in the program.
   TapeProgram compile(c10::ArrayRef<uint32_t*> wanted) const;
 
  private:
   std::vector<Instruction> code_;
 };
 
-// The operation of this name in Python's module of names, such as "add"; throws ValueError where there is none.
+// The operation with this name in torch_backplane.planning.symbols, such as "add". Throws ValueError for an unknown
+// name.
 TapeOperation tape_operation(const std::string& name);
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// torch_backplane._C._memory_*: what torch.bp.memory is made of.
+// Python bindings for torch.bp.memory: torch_backplane._C._memory_*.
 #include "compat.h"
 #include "memory/allocator.h"
 #include "memory/allocator_config.h"
@@ -103,9 +103,9 @@ py::dict host_stats() {
   return result;
 }
 
-// A Python function that C++ may call and drop in any thread.
+// Wraps a Python function so that any thread can call and destroy it.
 OutOfMemoryObserver python_observer(py::function function) {
-  auto* kept = function.release().ptr(); // for ever: there is no call to detach an observer
+  auto* kept = function.release().ptr(); // never released: observers cannot be detached
   return [kept](c10::DeviceIndex index, size_t wanted, size_t limit, size_t free_bytes) {
     py::gil_scoped_acquire gil;
     py::reinterpret_borrow<py::function>(kept)(static_cast<int>(index), wanted, limit, free_bytes);
@@ -155,7 +155,7 @@ MemorySource source_at(uintptr_t allocate, uintptr_t free) {
       reinterpret_cast<decltype(MemorySource::allocate)>(allocate), reinterpret_cast<decltype(MemorySource::free)>(free)};
 }
 
-// Holds up a stream until it is opened or forgotten, so that tests decide when pending work ends.
+// Blocks a stream until the gate is opened or destroyed, so that tests control when pending commands complete.
 class StreamGate {
  public:
   StreamGate(c10::DeviceIndex index, c10::StreamId id)
@@ -168,7 +168,7 @@ class StreamGate {
     open();
   }
 
-  // Returns when the stream has done all that waited.
+  // Opens the gate and waits until the stream has completed.
   void open() {
     if (!open_) {
       open_ = true;
@@ -189,7 +189,7 @@ void bind_allocator(py::module_& module) {
   auto plain = [&](const char* name, auto function, auto&&... extra) {
     module.def(name, torch::wrap_pybind_function(function), std::forward<decltype(extra)>(extra)...);
   };
-  // Without the GIL: they may wait for the allocator's lock or call the device.
+  // Releases the GIL: these functions may wait for the allocator's lock or call the device.
   auto released = [&](const char* name, auto function, auto&&... extra) {
     module.def(name, torch::wrap_pybind_function_no_gil(function), std::forward<decltype(extra)>(extra)...);
   };

@@ -18,10 +18,10 @@ namespace {
 
 struct AllocatorEvent {
   int64_t slot;
-  int64_t size; // bytes to allocate into the slot, or -1: free what it holds
+  int64_t size; // bytes to allocate into the slot; -1: free the slot
 };
 
-// Of this thread, so that other programs on the machine count as little as possible.
+// CPU time of this thread, which other processes on the machine affect least.
 double cpu_nanoseconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -50,8 +50,9 @@ double replay(const AllocatorEvent* events, size_t count, std::vector<void*>& sl
   return elapsed;
 }
 
-// Nanoseconds of processor time for all events: pairs of int64 (slot, size). `allocator` is "bp" (of the current device), "data_ptr" (the
-// same through c10's interface, as operators use it) or "malloc" (posix_memalign to 512 bytes).
+// Returns the CPU time in nanoseconds for all events, which are pairs of int64 (slot, size). `allocator` is "bp" (for
+// the current device), "data_ptr" (the same through c10's interface, as operators use it) or "malloc" (posix_memalign
+// to 512 bytes).
 double replay_events(const py::buffer& buffer, const std::string& allocator) {
   py::buffer_info info = buffer.request();
   TORCH_CHECK_VALUE(
@@ -61,7 +62,7 @@ double replay_events(const py::buffer& buffer, const std::string& allocator) {
   auto count = static_cast<size_t>(info.size / 2);
   int64_t slots = 0;
   for (size_t i = 0; i < count; ++i) {
-    TORCH_CHECK_VALUE(events[i].slot >= 0, "slots are numbers from 0 on, not ", events[i].slot);
+    TORCH_CHECK_VALUE(events[i].slot >= 0, "slots must not be negative, but got ", events[i].slot);
     slots = std::max(slots, events[i].slot + 1);
   }
   std::vector<void*> held(static_cast<size_t>(slots), nullptr);
@@ -83,7 +84,7 @@ double replay_events(const py::buffer& buffer, const std::string& allocator) {
   TORCH_CHECK_VALUE(allocator == "malloc", "allocator must be 'bp', 'data_ptr' or 'malloc', not '", allocator, "'");
   auto allocate = [](size_t size) {
     void* result = nullptr;
-    TORCH_CHECK(posix_memalign(&result, 512, size) == 0, "malloc has no ", size, " bytes");
+    TORCH_CHECK(posix_memalign(&result, 512, size) == 0, "malloc could not allocate ", size, " bytes");
     return result;
   };
   return replay(events, count, held, allocate, [](void* p) { std::free(p); });
@@ -97,7 +98,7 @@ void bind_allocator_replay(py::module_& module) {
       torch::wrap_pybind_function(&replay_events),
       py::arg("events"),
       py::arg("allocator"),
-      "Nanoseconds of processor time that a sequence of allocations and frees takes.");
+      "Return the CPU time in nanoseconds of a sequence of allocations and frees.");
 }
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// The way of a copy, for the traced planner (torch_backplane/planning/views.py).
+// Python bindings of copy_way, for traces (torch_backplane/planning/views.py).
 #include <torch/csrc/utils/pybind.h>
 
 #include "aten/copies.h"
@@ -33,13 +33,15 @@ class PythonFacts final : public CopyFacts {
 } // namespace
 
 void bind_copies(py::module_& module) {
-  py::enum_<CopyWay>(module, "CopyWay", "Nothing: the elements are there; Bytes: one run of them; Elements: each by itself.")
+  py::enum_<CopyWay>(
+      module, "CopyWay",
+      "Nothing: source and destination are the same memory; Bytes: one contiguous copy; Elements: element by element.")
       .value("Nothing", CopyWay::Nothing)
       .value("Bytes", CopyWay::Bytes)
       .value("Elements", CopyWay::Elements);
   module.def(
       "copy_way", [](const py::object& facts) { return copy_way(PythonFacts(facts)); }, py::arg("facts"),
-      "Which way a copy within a device goes. `facts` has the methods of CopyFacts (csrc/aten/copies.h).");
+      "Return how to perform a copy within a device. `facts` has the methods of CopyFacts (csrc/aten/copies.h).");
 }
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// Devices, streams, generators and the fallback, as Python sees them.
+// Python bindings for devices, streams, generators and the fallback.
 #include <ATen/dlpack.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -22,10 +22,11 @@ namespace py = pybind11;
 namespace backplane {
 namespace {
 
-// A device index as Python gives it; what does not fit c10's 8 bits is out of range like any other.
+// Converts a device index from Python. An index that does not fit into c10's 8 bits is out of range, too.
 c10::DeviceIndex as_index(int64_t index) {
   TORCH_CHECK(
-      index == static_cast<c10::DeviceIndex>(index), "bp error: invalid device ordinal: bp:", index, " was asked for");
+      index == static_cast<c10::DeviceIndex>(index), "bp error: invalid device ordinal: bp:", index,
+      " is out of range");
   return static_cast<c10::DeviceIndex>(index);
 }
 
@@ -54,7 +55,7 @@ uint64_t dtype_bits(const py::iterable& dtypes) {
 }
 
 void bind_devices(py::module_& module) {
-  py::class_<DeviceProperties>(module, "DeviceProperties", "What a device says of itself.")
+  py::class_<DeviceProperties>(module, "DeviceProperties", "The properties of a device.")
       .def(
           py::init([](std::string driver, std::string name, uint64_t total_memory, const std::string& address_space,
                       int compute_units, std::pair<int, int> capability, const py::iterable& dtypes,
@@ -112,7 +113,7 @@ void bind_devices(py::module_& module) {
         set_kernel_capabilities(as_index(index), {attends_in_one_pass, runs_threads});
       },
       py::arg("index"), py::kw_only(), py::arg("attends_in_one_pass"), py::arg("runs_threads"),
-      "What the runtime must know of a device that runs kernels before planners are asked (csrc/aten/kernel_capabilities.h).");
+      "Set what the runtime must know about a device's kernels before planners run (csrc/aten/kernel_capabilities.h).");
   module.def(
       "why_attention_is_composed", &why_attention_is_composed, py::arg("query"), py::arg("key"), py::arg("value"),
       py::arg("mask"), py::arg("dropout_p"), py::arg("enable_gqa"));
@@ -125,7 +126,8 @@ void bind_devices(py::module_& module) {
   module.def(
       "exchange_device",
       [](int64_t index) { return index < 0 ? c10::DeviceIndex(-1) : exchange_current_device(as_index(index)); },
-      py::arg("index"), "The device that was current before; -1, and nothing changes, for a negative index.");
+      py::arg("index"),
+      "Set the current device and return the previous one. A negative index changes nothing and returns -1.");
   module.def("can_access_peer", [](int64_t index, int64_t peer) {
     Device& owner = device(as_index(index));
     Device& other = device(as_index(peer));
@@ -140,25 +142,26 @@ void bind_streams(py::module_& module) {
   };
   module.def(
       "current_stream", [triple](int64_t index) { return triple(current_stream(as_index(index))); }, py::arg("index"),
-      "(stream_id, device_index, device_type), as torch.Stream takes them");
+      "Return (stream_id, device_index, device_type), as torch.Stream takes them.");
   module.def("default_stream", [triple](int64_t index) { return triple(default_stream(as_index(index))); });
   module.def("pool_stream", [triple](int64_t index, int64_t priority) {
     return triple(pool_stream(as_index(index), priority < kLeastPriority ? kGreatestPriority : kLeastPriority));
   });
   module.def("external_stream", [triple](int64_t index, const py::int_& number) {
-    void* const handle = PyLong_AsVoidPtr(number.ptr()); // nullptr for numbers that are no address
+    void* const handle = PyLong_AsVoidPtr(number.ptr()); // nullptr for numbers that are not addresses
     PyErr_Clear();
     const auto found = handle == nullptr ? std::nullopt : external_stream(as_index(index), handle);
     TORCH_CHECK(
-        found.has_value(), "an external stream is made from the bp_stream of a stream of bp:", index, ", and ", std::string(py::str(number)),
-        " is none; a native handle it cannot be, as the driver ", device(as_index(index)).properties().driver,
+        found.has_value(), "an external stream must be made from the bp_stream of a stream of bp:", index, ", but got ",
+        std::string(py::str(number)), "; native handles are not accepted, because the driver ",
+        device(as_index(index)).properties().driver,
         " has no adopt_stream() method");
     return triple(*found);
   });
   module.def(
       "native_handle", [](int64_t index, c10::StreamId id) { return native_handle(as_stream(index, id)); },
-      "The hardware API's handle of a stream's queue.");
-  // A capsule of DLPack's with another device type and number.
+      "Return the hardware API's handle of a stream's queue.");
+  // Changes the device type and number in a DLPack capsule.
   module.def("set_dlpack_device", [](const py::capsule& capsule, int type, int id) {
     const DLDevice given{static_cast<DLDeviceType>(type), id};
     if (std::string_view(capsule.name()) == "dltensor_versioned") {
@@ -175,7 +178,7 @@ void bind_streams(py::module_& module) {
         exchange_current_device(as_index(index));
       },
       py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"),
-      "Make the stream the current one of its device, and its device the current one.");
+      "Make the stream the current stream of its device, and its device the current device.");
   module.def(
       "stream_handle",
       [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_identity(as_stream(index, id))); });
@@ -185,7 +188,7 @@ void bind_streams(py::module_& module) {
       [](uintptr_t start, uintptr_t end) {
         return elapsed_ms(reinterpret_cast<const Event*>(start), reinterpret_cast<const Event*>(end));
       },
-      py::arg("start"), py::arg("end"), "Milliseconds between two events, given as torch.Event.event_id.");
+      py::arg("start"), py::arg("end"), "Return the milliseconds between two events, given as torch.Event.event_id.");
   module.def("set_sync_debug_mode", [](int mode) { set_sync_debug_mode(static_cast<SyncDebugMode>(mode)); });
   module.def("sync_debug_mode", [] { return static_cast<int>(sync_debug_mode()); });
   module.def(

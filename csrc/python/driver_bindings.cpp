@@ -1,4 +1,4 @@
-// How drivers add devices to the runtime's table.
+// Python bindings for drivers: adding devices to the runtime, fault injection, and kernels for tests.
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -29,7 +29,7 @@ void add(std::unique_ptr<Device> device, bool discrete) {
   add_device(faults_are_prepared() ? make_faulty(std::move(shown)) : std::move(shown));
 }
 
-// Kernels of tests, by the number that compile_kernel() returned.
+// Kernels that tests compiled, by the handle that compile_kernel() returned.
 std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>& kernels() {
   static auto* all = new std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>; // under the GIL
   return *all;
@@ -95,7 +95,7 @@ void bind_drivers(py::module_& module) {
         add(make_host_device(std::move(properties), limit), discrete);
       },
       py::arg("properties"), py::arg("discrete") = false,
-      "Add a device in host memory; total_memory is its limit. `discrete`: with addresses that the CPU cannot touch.");
+      "Add a device in host memory, limited to total_memory. `discrete`: with addresses that the CPU cannot access.");
   module.def("make_host_devices_asynchronous", &make_host_devices_asynchronous, py::arg("delays"));
   module.def(
       "add_driver_device",
@@ -107,16 +107,16 @@ void bind_drivers(py::module_& module) {
 
   module.def(
       "clblast_products", &clblast_products, py::arg("functions"),
-      "Addresses of routines of the family matmul, by names of dtypes, from addresses of CLBlast's functions.");
+      "Return the addresses of the matmul routines, by dtype name, from the addresses of CLBlast's functions.");
   module.def(
       "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
-      "Addresses of routines of the family fft, by names of dtypes, from addresses of VkFFT's functions and of OpenCL's.");
+      "Return the addresses of the fft routines, by dtype name, from the addresses of VkFFT's and OpenCL's functions.");
   module.def("vkfft_applications", &vkfft_applications);
   module.def("vkfft_most_applications", &vkfft_most_applications);
   module.def(
       "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"),
       py::call_guard<py::gil_scoped_release>());
-  // What torch_backplane.testing.faults is made of.
+  // For torch_backplane.testing.faults.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);
   module.def(
@@ -144,19 +144,21 @@ void bind_drivers(py::module_& module) {
 
   module.def(
       "is_planned",
-      // One is the Python object's, one the argument's.
+      // The Python object and the argument hold one reference each.
       [](const std::shared_ptr<CompiledKernel>& kernel) { return kernel.use_count() > 2; }, py::arg("kernel"),
-      "Whether a kernel is held by a plan, or by what is going on now, beside its Python object.");
+      "Return whether a plan or a running call holds the kernel, in addition to its Python object.");
 
-  // Kernels without an operator around them, for tests and measurements.
+  // Kernels without an operator, for tests and benchmarks.
   module.def(
       "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("code"), py::arg("entry"),
-      py::arg("operator_name"), "A handle for launch_kernel and destroy_kernel; the build goes on in the background.");
+      py::arg("operator_name"),
+      "Return a handle for launch_kernel and destroy_kernel. The kernel is built in the background.");
   module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
   module.def(
       "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("global_size"),
       py::arg("group_size"), py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
-      "Launch a kernel on a stream, the current one for None. Arguments are tensors, for their memory, and bytes.");
+      "Launch a kernel on a stream; None: the current stream. Arguments are tensors, whose addresses are passed, and "
+      "bytes.");
 }
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// Graphs, as Python sees them: torch.bp.Graph is made of this (torch_backplane/accelerator/graphs.py).
+// Python bindings for graphs: the base of torch.bp.Graph (torch_backplane/accelerator/graphs.py).
 #include "bindings.h"
 
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ namespace {
 CaptureMode mode_named(const std::string& name) {
   TORCH_CHECK_VALUE(
       name == "global" || name == "thread_local" || name == "relaxed",
-      "capture_error_mode is 'global', 'thread_local' or 'relaxed', and got '", name, "'");
+      "capture_error_mode must be 'global', 'thread_local' or 'relaxed', but got '", name, "'");
   return name == "global" ? CaptureMode::Global
       : name == "relaxed" ? CaptureMode::Relaxed
                           : CaptureMode::ThreadLocal;

@@ -1,4 +1,4 @@
-// What planners in Python have the host do (torch_backplane.planning.host).
+// Host callbacks for planners in Python (torch_backplane.planning.host).
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,21 +19,22 @@ namespace py = pybind11;
 namespace backplane {
 namespace {
 
-// Collects memory and numbers, in the order in which the work takes them, for now and for the plan.
+// Collects a callback's memory and numbers in order, both for this call and for the plan.
 class Gathered {
  public:
   explicit Gathered(const char* what) : what_(what) {}
 
-  // `written`: nullopt where nobody knows.
+  // `written`: whether the function writes to the tensor; nullopt if unknown.
   void add(const at::Tensor& tensor, std::optional<bool> written) {
     TORCH_CHECK_TYPE(
-        tensor.device().is_privateuseone(), what_, " takes bp tensors and plain values, and got a tensor on ",
+        tensor.device().is_privateuseone(), what_, " takes bp tensors and plain values, but got a tensor on ",
         tensor.device());
     TORCH_CHECK_VALUE(
-        index_ < 0 || index_ == tensor.device().index(), what_, " takes tensors of one device, and got some of ",
+        index_ < 0 || index_ == tensor.device().index(), what_, " takes tensors on one device, but got tensors on ",
         c10::Device(c10::kPrivateUse1, index_), " and ", tensor.device());
     TORCH_CHECK_VALUE(
-        !tensor.is_conj() && !tensor.is_neg(), what_, " takes no lazily conjugated or negated tensors: resolve them first");
+        !tensor.is_conj() && !tensor.is_neg(), what_,
+        " takes no lazily conjugated or negated tensors; call resolve_conj() and resolve_neg() first");
     index_ = tensor.device().index();
     if (written.value_or(true)) {
       WriteWatch::wrote(tensor.storage(), /*surely=*/written.has_value());
@@ -48,7 +49,7 @@ class Gathered {
     uint64_t bits = 0;
     const uint32_t bytes = store_number(number.passed_value(), dtype, &bits);
     numbers_.push_back(bits);
-    // A number of a call inside the recorded one is the same whenever the outer plan runs.
+    // A number of a nested call is constant in the recorded plan.
     if (recorder_ != nullptr && number.call == &recorder_->call()) {
       step_.numbers.emplace_back(number.passed(dtype));
     } else {
@@ -78,7 +79,7 @@ class Gathered {
   void go(std::shared_ptr<const HostFunction> function) {
     TORCH_CHECK_TYPE(index_ >= 0, what_, " needs a bp tensor among its arguments");
     TORCH_CHECK(
-        device(index_).host_sees_memory(), "the host does not see the memory of ",
+        device(index_).host_sees_memory(), "the host cannot access the memory of ",
         c10::Device(c10::kPrivateUse1, index_), " (", device(index_).properties().name, ")");
     if (recorder_ != nullptr) {
       step_.function = function;
@@ -88,8 +89,8 @@ class Gathered {
       }
     }
     const c10::Stream stream = current_stream(index_);
-    stream_handle(stream); // refuses in a capture: host callbacks are captured as steps of plans
-    const py::gil_scoped_release released; // the device may have to wait
+    stream_handle(stream); // throws in a capture: there host callbacks are captured as steps of plans
+    const py::gil_scoped_release released; // submission can block
     submit(stream, HostCallback{std::move(function), memory_, numbers_});
   }
 
@@ -124,12 +125,13 @@ void call_on_cpu(const std::string& name, const py::sequence& values) {
   const c10::OperatorHandle op = find(name);
   const auto& declared = op.schema().arguments();
   TORCH_CHECK_VALUE(
-      values.size() == declared.size(), name, " takes ", declared.size(), " arguments, and got ", values.size());
+      values.size() == declared.size(), name, " takes ", declared.size(), " arguments, but got ", values.size());
   const auto writes = [](const c10::Argument& one) {
     return one.alias_info() != nullptr && one.alias_info()->isWrite();
   };
   TORCH_CHECK_VALUE(
-      std::any_of(declared.begin(), declared.end(), writes), name, " writes to none of its arguments: only `out=` and in-place overloads can be called so");
+      std::any_of(declared.begin(), declared.end(), writes), name,
+      " does not write to any of its arguments; only out= variants and in-place operators are supported");
   Gathered gathered("call_on_cpu");
   std::vector<CpuOperator::Argument> arguments;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -168,14 +170,14 @@ c10::Scalar number(const py::object& value) {
 void call_library(const std::shared_ptr<LibraryFunction>& function, const py::sequence& values) {
   const auto& parameters = function->parameters();
   TORCH_CHECK_VALUE(
-      values.size() == parameters.size(), function->name(), " takes ", parameters.size(), " arguments, and got ",
+      values.size() == parameters.size(), function->name(), " takes ", parameters.size(), " arguments, but got ",
       values.size());
   Gathered gathered("call_library");
   for (size_t i = 0; i < values.size(); ++i) {
     const py::object value = values[i];
     if (parameters[i].kind == LibraryFunction::Kind::Memory) {
       TORCH_CHECK_TYPE(
-          THPVariable_Check(value.ptr()), "argument ", i, " of ", function->name(), " is memory, and got ",
+          THPVariable_Check(value.ptr()), "argument ", i, " of ", function->name(), " must be a tensor, but got ",
           py::str(py::type::of(value)).cast<std::string>());
       gathered.add(THPVariable_Unpack(value.ptr()), /*written=*/std::nullopt);
     } else if (py::isinstance<PythonNumber>(value)) {
@@ -210,7 +212,8 @@ void bind_host_work(py::module_& module) {
                 library_symbol(std::move(name), address, std::move(owner)), std::move(parameters));
           }),
           py::arg("name"), py::arg("address"), py::arg("owner"), py::arg("parameters"),
-          "`owner` keeps the library loaded. `parameters`: (\"memory\", None), (\"value\", dtype) or (\"reference\", dtype) for each.")
+          "`owner` keeps the library loaded. `parameters`: for each parameter (\"memory\", None), (\"value\", dtype) "
+          "or (\"reference\", dtype).")
       .def_property_readonly("name", &LibraryFunction::name);
   module.def("call_library", &call_library, py::arg("function"), py::arg("arguments"));
   module.def("call_on_cpu", &call_on_cpu, py::arg("operator"), py::arg("arguments"));

@@ -1,4 +1,4 @@
-// Memory and events that processes share, as Python sees them.
+// Python bindings for memory and events that are shared between processes.
 #include <torch/csrc/Event.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -25,7 +25,7 @@ Interprocess& interprocess_of(c10::DeviceIndex index) {
 InterprocessHandle as_handle(const py::bytes& given) {
   const std::string text = given;
   InterprocessHandle handle;
-  TORCH_CHECK_VALUE(text.size() == handle.size(), "a handle has ", handle.size(), " bytes, and this one ", text.size());
+  TORCH_CHECK_VALUE(text.size() == handle.size(), "a handle has ", handle.size(), " bytes, but got ", text.size());
   std::copy(text.begin(), text.end(), handle.begin());
   return handle;
 }
@@ -35,7 +35,8 @@ py::bytes as_bytes(const InterprocessHandle& handle) {
 }
 
 c10::Event& event_in(const py::object& event) {
-  TORCH_CHECK_TYPE(THPEvent_Check(event.ptr()), "expected a torch.Event, and got ", std::string(py::str(py::type::of(event))));
+  TORCH_CHECK_TYPE(
+      THPEvent_Check(event.ptr()), "expected a torch.Event, but got ", std::string(py::str(py::type::of(event))));
   return reinterpret_cast<THPEvent*>(event.ptr())->event;
 }
 
@@ -43,7 +44,7 @@ void give(const py::object& owner, c10::DeviceIndex index, EventHandle handle) {
   AdoptedEvent::give(event_in(owner), new Event{index, handle, /*timing=*/false, nullptr});
 }
 
-// An imported segment, for as long as its storage lives.
+// An imported segment. Its storage owns it.
 struct ImportedSegment {
   c10::DeviceIndex index;
   void* address;
@@ -57,7 +58,7 @@ struct ImportedSegment {
     try {
       interprocess_of(segment->index).close_memory(segment->address, segment->bytes);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what()); // a destructor may be at work
+      TORCH_WARN(error.what()); // must not throw: can be called by a destructor
     }
   }
 };
@@ -74,7 +75,7 @@ void bind_interprocess(py::module_& module) {
         index = checked_index(index);
         give(event, index, interprocess_of(index).create_event());
       },
-      py::arg("event"), py::arg("index"), "Give a torch.Event that was never recorded an event that can be exported.");
+      py::arg("event"), py::arg("index"), "Attach an exportable event to a torch.Event that was never recorded.");
   module.def(
       "export_event",
       [](const py::object& event) {
@@ -90,26 +91,27 @@ void bind_interprocess(py::module_& module) {
         give(event, index, owner.import_event(as_handle(handle)));
       },
       py::arg("event"), py::arg("index"), py::arg("handle"),
-      "Give a torch.Event that was never recorded another process' event.");
+      "Attach another process's event to a torch.Event that was never recorded.");
   module.def(
       "export_memory",
       [](const at::Tensor& tensor) {
-        TORCH_CHECK_TYPE(tensor.device().is_privateuseone(), "export_memory() takes a bp tensor, and got one of ", tensor.device());
+        TORCH_CHECK_TYPE(
+            tensor.device().is_privateuseone(), "export_memory() takes a bp tensor, but got one on ", tensor.device());
         const auto& storage = tensor.storage();
         const auto found =
             interprocess_of(tensor.device().index()).export_memory(storage.data(), storage.nbytes());
         return std::make_tuple(as_bytes(found.handle), found.segment_bytes, found.offset, storage.nbytes());
       },
       py::arg("tensor"),
-      "(handle, bytes of the segment, offset of the tensor's storage in it, bytes of the storage), for import_memory() "
-      "in another process. The storage must live until that is done with the memory.");
+      "Return (handle, segment bytes, offset of the tensor's storage in the segment, storage bytes), for "
+      "import_memory() in another process. The storage must live until the other process no longer uses the memory.");
   module.def(
       "import_memory",
       [](c10::DeviceIndex index, const py::bytes& handle, size_t segment_bytes, size_t offset, size_t bytes) {
         index = checked_index(index);
         TORCH_CHECK_VALUE(
-            bytes <= segment_bytes && offset <= segment_bytes - bytes, bytes, " bytes from ", offset,
-            " on do not lie in a segment of ", segment_bytes);
+            bytes <= segment_bytes && offset <= segment_bytes - bytes, bytes, " bytes at offset ", offset,
+            " do not fit in a segment of size ", segment_bytes);
         void* start = interprocess_of(index).import_memory(as_handle(handle), segment_bytes);
         auto segment = std::make_unique<ImportedSegment>(ImportedSegment{index, start, segment_bytes});
         c10::DataPtr data(
@@ -121,7 +123,7 @@ void bind_interprocess(py::module_& module) {
             std::move(storage), caffe2::TypeMeta::Make<uint8_t>(), {static_cast<int64_t>(bytes)}, {1});
       },
       py::arg("index"), py::arg("handle"), py::arg("segment_bytes"), py::arg("offset"), py::arg("bytes"),
-      "A tensor of bytes in memory of another process.");
+      "Return a tensor of bytes in another process's memory.");
 }
 
 } // namespace backplane

@@ -1,4 +1,4 @@
-// Functions of C libraries, as Python hands them over.
+// Functions of C libraries that are passed from Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +11,7 @@
 
 namespace backplane {
 
-// `owner` lives as long as a copy of the symbol does, and where that outlives Python for good.
+// `owner` stays alive as long as a copy of the symbol exists, and is leaked if that outlives the interpreter.
 inline LibrarySymbol library_symbol(std::string name, uintptr_t address, pybind11::object owner) {
   const auto release = [](void* object) {
     if (Py_IsInitialized()) {

@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace backplane {
 namespace {
 
-// Calls function(what, event, device, stream). Events are told apart by where they are, until they are "destroyed".
+// Calls function(what, event, device, stream). `event` is the event's address, which identifies it until "destroyed".
 class PythonWatch final : public SyncWatch {
  public:
   explicit PythonWatch(py::object function) : function_(function.release().ptr()) {}
@@ -42,7 +42,7 @@ class PythonWatch final : public SyncWatch {
       return;
     }
     const py::gil_scoped_acquire gil;
-    const py::error_scope kept; // a destructor may be at work
+    const py::error_scope kept; // can be called by a destructor while an error is set
     try {
       py::reinterpret_borrow<py::object>(function_)(
           what, reinterpret_cast<uintptr_t>(event), static_cast<int>(device), stream);
@@ -57,7 +57,7 @@ class PythonWatch final : public SyncWatch {
 };
 
 void watch_synchronization(const py::object& function) {
-  // The one before is kept: a thread may be at it. They are few.
+  // The previous watch is leaked, because another thread may still use it.
   SyncWatch::set_active(function.is_none() ? nullptr : new PythonWatch(function));
 }
 

@@ -222,7 +222,7 @@ def test_what_it_is_not_for_is_composed() -> None:
         )
         past_the_choice = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
         for given, dropout in (((x, x, x), -0.5), ((x[0], x[0], x[0]), 0.0)):
-            with pytest.raises(RuntimeError, match=f"and a probability; got sizes .* and dropout_p={dropout:g}"):
+            with pytest.raises(RuntimeError, match=f"between 0 and 1, but got sizes .* and dropout_p={dropout:g}"):
                 past_the_choice(*given, dropout_p=dropout)
     with target("gpu", local_memory=2 << 10):
         assert chosen(x, x, x) == MATH

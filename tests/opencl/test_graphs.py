@@ -252,9 +252,9 @@ def test_wrong_uses() -> None:
     for call in (graph.replay, graph.instantiate, graph.capture_end, graph.pool):
         with pytest.raises(RuntimeError, match=r"graph"):
             call()
-    with pytest.raises(RuntimeError, match="not the default one"):
+    with pytest.raises(RuntimeError, match="on a non-default stream"):
         graph.capture_begin()
-    with pytest.raises(ValueError, match="'global', 'thread_local' or 'relaxed', and got 'strict'"):
+    with pytest.raises(ValueError, match="'global', 'thread_local' or 'relaxed', but got 'strict'"):
         torch.bp.Graph().capture_begin(capture_error_mode="strict")
     with torch.bp.Stream():
         graph.capture_begin()

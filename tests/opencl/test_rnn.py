@@ -235,7 +235,7 @@ def test_cells_of_sizes_that_do_not_fit_are_refused(cell: str) -> None:
         fused(*good)
         with pytest.raises(RuntimeError, match="expected"):
             fused(*(wrong if i == place else one for i, one in enumerate(good)))
-    with pytest.raises(RuntimeError, match="of Half, and got"):
+    with pytest.raises(RuntimeError, match="of Half, but got"):
         fused(*good[:2], made(2, 5, dtype=torch.float16), *good[3:])
 
 
