@@ -282,7 +282,7 @@ def test_switches_of_libraries(name: str) -> None:
 
 @_as_it_was()
 def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
-    with pytest.raises(ValueError, match="products have the libraries"):
+    with pytest.raises(ValueError, match="products must have the libraries"):
         Candidates("products", Candidate("generated", lambda out: None))
 
 
