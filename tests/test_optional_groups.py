@@ -272,10 +272,10 @@ driver.library().unlink_all()
 """, "COPIES EVENTS INTERPROCESS").splitlines()
     where = "AcceleratorError: bp:0 (Queued C accelerator) failed while"
     assert printed == [
-        "RuntimeError: only events that are made with interprocess=True have an ipc_handle()",
+        "RuntimeError: ipc_handle() requires an event that was created with interprocess=True",
         "RuntimeError: other processes cannot have this event: it was first recorded by another method than "
         "torch.bp.Event.record() or torch.bp.Stream.record_event()",
-        "ValueError: events that are shared between processes measure no time: enable_timing must be False",
+        "ValueError: interprocess events do not measure time: enable_timing must be False",
         "ValueError: a handle has 64 bytes, and this one 5",
         f"{where} importing an event: import_event answered -1",
         "ValueError: 1000 bytes from 512 on do not lie in a segment of 1024",
