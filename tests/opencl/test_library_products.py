@@ -193,7 +193,7 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
         with ExitStack() as stack:
             for device in devices:
                 stack.enter_context(mock.patch.object(device, "libraries", (), create=True))
-            with pytest.warns(UserWarning, match="no driver has brought a library of matrix products"):
+            with pytest.warns(UserWarning, match="no driver provides a library for matrix products"):
                 assert blas("driver") == "driver"
         if any(routines_of(devices[0], "matmul")):
             with warnings.catch_warnings():

@@ -368,7 +368,7 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
         with ExitStack() as stack:
             for device in devices:
                 stack.enter_context(mock.patch.object(device, "libraries", (), create=True))
-            with pytest.warns(UserWarning, match="no driver has brought a library of Fourier transforms"):
+            with pytest.warns(UserWarning, match="no driver provides a library for Fourier transforms"):
                 assert prefer("driver") == "driver"
         with mock.patch.object(devices[0], "libraries", [TOY]), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -401,9 +401,9 @@ def test_plans_of_the_library_are_kept_up_to_a_number() -> None:
             cache.max_size = 0
             torch.testing.assert_close(torch.fft.fft(given[0].to(DEVICE)).cpu(), torch.fft.fft(given[0]))
             assert (cache.size, cache.max_size) == (0, 0)
-            with pytest.raises(ValueError, match="max_size is 0 or more, and got -1"):
+            with pytest.raises(ValueError, match="max_size must not be negative, but got -1"):
                 cache.max_size = -1
-            with pytest.raises(TypeError, match="max_size is a whole number of plans, and got 'two'"):
+            with pytest.raises(TypeError, match="max_size must be an int, but got 'two'"):
                 cache.max_size = "two"
             assert cache.max_size == 0
         finally:
