@@ -207,7 +207,7 @@ class Call:
                 raise Untraceable("a tensor to write to has another shape than the result")
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
-        """Ends the trace in the cases of shared memory for which PyTorch's meta kernel may raise an error."""
+        """Ends the trace if tensors share memory in a way for which PyTorch's meta kernel may raise an error."""
         tensors = tensors_of(self.inputs)
         tracer.check_overlaps(self.written, tensors)
         apart = torch.Tag.pointwise not in self.functional.tags and not self.is_in_place

@@ -52,7 +52,7 @@ def traced(key: Hashable, trace: Callable[[], Made]) -> Made:
 
 
 class tracing:
-    """Context manager that leaves the call to the CPU if a formula raises a TypeError, as for a dtype that it lacks."""
+    """Context manager that leaves the call to the CPU if a formula raises a TypeError, as for an unsupported dtype."""
 
     def __enter__(self) -> None:
         pass

@@ -57,8 +57,10 @@ class LibraryCall:
         return None
 
     def run(self, memory: Sequence[torch.Tensor], numbers: Sequence[Any] = (), written: int = 1) -> None:
-        """Runs the call. If a library fails, a warning is given, the next library runs the call, and the library is not
-        used again for this family on this device.
+        """Runs the call with the first library that accepts it.
+
+        If a library fails, a warning is given and the next one runs the call. The failed library is not used again for
+        this family on this device.
 
         Args:
             memory, numbers: the routine's arguments in the order that the family lists.

@@ -261,7 +261,7 @@ def _prepared(
     name, formula, compute, fitting, *_ = declared
     names = [one for one, (origin, _) in zip(call.form.argument_names, places, strict=False) if origin == "scalar"]
     fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
-    # Numbers of which only the stored dtype matters do not take part in choosing the dtype to compute in.
+    # Numbers with the fitting "stored" do not take part in choosing the dtype to compute in.
     common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
     dtype = value_dtype(common)
     stored = outputs[0].dtype
@@ -432,8 +432,11 @@ def _run(
 
 
 def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[int | None, int]]]:
-    """Generates the kernel. Also returns (operand, dimension) for each of its last arguments: a stride of that operand,
-    or a size if the operand is None.
+    """Generates the kernel.
+
+    Returns:
+        The kernel, and (operand, dimension) for each of its last arguments: a stride of that operand, or a size if the
+        operand is None.
     """
     kernel = kernels.pointwise(
         made.name,
@@ -510,8 +513,9 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 def copy_elements(
     destination: torch.Tensor, source: torch.Tensor, conjugate: bool = False, negate: bool = False
 ) -> None:
-    """Copies `source`, broadcast, to `destination` with a kernel. Planners call `Tensor.copy_` instead, which chooses
-    how to copy (csrc/aten/copies.h).
+    """Copies `source`, broadcast, to `destination` with a kernel.
+
+    Planners should call `Tensor.copy_` instead, which chooses how to copy (csrc/aten/copies.h).
 
     Args:
         destination, source: tensors with any strides, without conjugate or negative bit. Their dtypes are equal, or

@@ -1,5 +1,6 @@
-"""The runtime's services for planners. A call goes to the runtime (csrc/plans/planner_call.cpp), or during a trace to
-the tracer (tracing.py).
+"""The runtime's services for planners.
+
+A call goes to the runtime (csrc/plans/planner_call.cpp), or to the tracer (tracing.py) during a trace.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def launch(
         cooperative: whether all groups are resident at the same time, so that they can wait for each other.
 
     Raises:
-        NotImplementedError: the device's driver does not support one of the last three.
+        NotImplementedError: the device's driver does not support `dynamic_shared_memory`, `cluster` or `cooperative`.
     """
     attributes: dict[str, Any] = {
         "dynamic_shared_memory": int(dynamic_shared_memory),

@@ -80,9 +80,7 @@ def is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether the order of the strides is channels-last, as Tensor::suggest_memory_format tests it
-    (c10/core/MemoryFormat.h).
-    """
+    """Whether the strides are in channels-last order, as Tensor::suggest_memory_format tests it (MemoryFormat.h)."""
     if strides[1] == 0:
         return False
     least: Any = 0
@@ -103,7 +101,7 @@ def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     # Not dense in the order of strides. Guard that order, as the answer depends on it.
     for one, other in itertools.pairwise(counted):
         if not strides[one] <= strides[other]:
-            raise AssertionError("the order of strides is not the one sorted by")
+            raise AssertionError("the strides are not in sorted order")
     return False
 
 

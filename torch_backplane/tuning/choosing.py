@@ -234,8 +234,10 @@ def validators(device: int) -> dict[str, str]:
 
 
 def winner(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> str:
-    """Chooses the candidate for a call. Tunes or records the problem if it has no result and the settings say so, but
-    not during the capture of a graph.
+    """Chooses the candidate for a call.
+
+    A problem without a result is tuned or recorded, depending on the settings, but not in a trial and not during the
+    capture of a graph.
 
     Args:
         family: the family of operators.
@@ -261,7 +263,7 @@ def winner(family: str, problem: Problem, device: torch.device, candidates: Sequ
 
 
 def tune(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> Result:
-    """Times the candidates of a problem and returns the fastest one. If a candidate fails, it gives a warning.
+    """Times the candidates of a problem and returns the fastest. Leaves out candidates that fail, with a warning.
 
     Raises:
         ValueError: the parameters of the problem are not valid for its operator.

@@ -72,16 +72,20 @@ class Operands:
         return tensor
 
     def integers(self, name: str) -> list[int]:
+        """The integers of a parameter."""
         return _integers(self._text(name))
 
     def integer(self, name: str) -> int:
+        """The integer of a parameter."""
         (value,) = self.integers(name)
         return value
 
     def flag(self, name: str) -> bool:
+        """The bool of a parameter, which is 0 or 1."""
         return bool(self.integer(name))
 
     def has(self, name: str) -> bool:
+        """Whether the problem has a parameter of this name."""
         return name in self._values
 
     def _text(self, name: str) -> str:
