@@ -323,8 +323,9 @@ def make_graphed_callables(
     Args:
         callables: a function or module, or a tuple of them in the order in which the program calls them. They share a
             memory pool.
-        sample_args: a tuple of tensors for each callable. The graphs use them as their input tensors: arguments of
-            later calls are copied into them, and must have the same shapes, dtypes and requires_grad.
+        sample_args: a tuple of tensors; for a tuple of callables, a tuple of such tuples. The graphs use the tensors as
+            their inputs: arguments of later calls are copied into them, and must have the same shapes, dtypes and
+            requires_grad.
         num_warmup_iters: number of calls before the capture.
         allow_unused_input: whether inputs that do not contribute to the results are allowed.
         pool: see `Graph.capture_begin`.

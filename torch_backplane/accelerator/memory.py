@@ -200,7 +200,7 @@ def host_memory_stats_as_nested_dict() -> dict[str, Any]:
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Reset the totals (`allocated`, `freed`) and counts of the allocator of pinned host memory to 0."""
+    """Reset the totals (`allocated`, `freed`) of the allocator of pinned host memory to 0."""
     _C._memory_reset_accumulated_host_stats()
 
 
