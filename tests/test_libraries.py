@@ -203,14 +203,14 @@ def said(function, *given):
 
 driver.answers[0] = 7
 (message,) = said(torch.mm, a, b)
-assert message.startswith("matrix products go on without First on bp:0: "), message
+assert message.startswith("matrix products no longer use First on bp:0, which failed: "), message
 assert "no room" in message
 assert calls() == [1, 4]
 driver.answers[:] = [0, 9]
 torch.backends.bp.preferred_blas_library("driver")  # the same plans, and others
 torch.backends.bp.preferred_blas_library("default")
 (message,) = said(torch.mm, torch.randn(10, 5), b)
-assert message.startswith("products go on without the driver's library: "), message
+assert message.startswith("products no longer use the driver's library, which failed: "), message
 assert calls() == [0, 1]
 """)
 
@@ -228,7 +228,7 @@ print(library_products.why_not(a.to("bp")))
 """,
         driver="plain_c",
     )
-    assert said == "is not there for this device\n"
+    assert said == "is not available on this device\n"
 
 
 def test_families_without_a_planner_are_accepted_and_warned_of(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_arguments_are_those_of_torch_cuda() -> None:
 
 @pytest.mark.parametrize("name", ["list_gpu_processes", "memory_usage", "utilization"])
 def test_what_drivers_cannot_tell(name: str) -> None:
-    with pytest.raises(NotImplementedError, match="bp drivers cannot tell"):
+    with pytest.raises(NotImplementedError, match="bp drivers do not report"):
         getattr(memory, name)()
 
 

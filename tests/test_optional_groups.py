@@ -272,10 +272,10 @@ driver.library().unlink_all()
 """, "COPIES EVENTS INTERPROCESS").splitlines()
     where = "AcceleratorError: bp:0 (Queued C accelerator) failed while"
     assert printed == [
-        "RuntimeError: only events that are made with interprocess=True have an ipc_handle()",
+        "RuntimeError: ipc_handle() requires an event that was created with interprocess=True",
         "RuntimeError: this event cannot be shared with other processes: it was first recorded by another method than "
         "torch.bp.Event.record() or torch.bp.Stream.record_event()",
-        "ValueError: events that are shared between processes measure no time: enable_timing must be False",
+        "ValueError: interprocess events do not measure time: enable_timing must be False",
         "ValueError: a handle has 64 bytes, but got 5",
         f"{where} importing an event: import_event answered -1",
         "ValueError: 1000 bytes at offset 512 do not fit in a segment of size 1024",

@@ -151,9 +151,9 @@ def test_wrong_allocators(library: str) -> None:
         PluggableAllocator("/nowhere/at/all.so", "take", "put")
     with pytest.raises(AttributeError, match="give"):
         PluggableAllocator(library, "give", "put")
-    with pytest.raises(TypeError, match=r"PluggableAllocator, and got str"):
+    with pytest.raises(TypeError, match=r"PluggableAllocator, but got str"):
         torch.bp.MemPool("take")
-    with pytest.raises(TypeError, match=r"PluggableAllocator, and got NoneType"):
+    with pytest.raises(TypeError, match=r"PluggableAllocator, but got NoneType"):
         torch.bp.change_current_allocator(None)
     torch.ones(1, device="bp")
     with pytest.raises(RuntimeError, match="has already allocated memory"):

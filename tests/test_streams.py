@@ -56,7 +56,7 @@ def test_the_same_number_on_another_device_is_another_stream() -> None:
 
 
 def test_bad_arguments_of_stream() -> None:
-    with pytest.raises(TypeError, match="takes device and priority, and got color"):
+    with pytest.raises(TypeError, match="takes device and priority, but got color"):
         torch.bp.Stream(color=3)
     with pytest.raises(ValueError, match="Expected a bp device, but got: cpu"):
         torch.bp.Stream("cpu")
@@ -210,9 +210,9 @@ def test_set_stream() -> None:
     assert torch.bp.current_stream() == stream
     torch.bp.set_stream(None)  # changes nothing, as in torch.cuda
     assert torch.bp.current_stream() == stream
-    with pytest.raises(TypeError, match=r"expected a torch.Stream, and got int"):
+    with pytest.raises(TypeError, match=r"expected a torch.Stream, but got int"):
         torch.bp.set_stream(3)
-    with pytest.raises(TypeError, match=r"expected a torch.Stream, and got str"):
+    with pytest.raises(TypeError, match=r"expected a torch.Stream, but got str"):
         torch.bp.stream("side")
 
 
@@ -410,7 +410,7 @@ def test_elapsed_time_needs_timing() -> None:
     end.synchronize()
     with pytest.raises(RuntimeError, match="enable_timing=True"):
         start.elapsed_time(end)
-    with pytest.raises(TypeError, match=r"expected a torch.Event, and got float"):
+    with pytest.raises(TypeError, match=r"expected a torch.Event, but got float"):
         end.elapsed_time(1.0)
 
 
@@ -438,11 +438,11 @@ def test_an_event_can_be_recorded_again() -> None:
 
 
 def test_bad_arguments_of_events() -> None:
-    with pytest.raises(TypeError, match=r"expected a torch.Stream, and got int"):
+    with pytest.raises(TypeError, match=r"expected a torch.Stream, but got int"):
         torch.bp.Event().record(5)
-    with pytest.raises(TypeError, match=r"expected a torch.Stream, and got int"):
+    with pytest.raises(TypeError, match=r"expected a torch.Stream, but got int"):
         torch.bp.Event().wait(5)
-    with pytest.raises(TypeError, match=r"expected a torch.Stream, and got"):
+    with pytest.raises(TypeError, match=r"expected a torch.Stream, but got"):
         torch.bp.Stream().wait_stream(torch.bp.Event())
 
 

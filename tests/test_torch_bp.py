@@ -69,7 +69,7 @@ def test_devices_of_another_type_are_refused(device: torch.device | str) -> None
 
 def test_what_is_no_device_is_refused() -> None:
     for bad in (1.5, [0], b"bp"):
-        with pytest.raises(TypeError, match=r"a device is a torch.device, a string, an index or None"):
+        with pytest.raises(TypeError, match=r"device must be a torch.device, a string, an index or None"):
             torch.bp.set_device(bad)
 
 
@@ -81,7 +81,7 @@ def test_an_index_out_of_range(index: int) -> None:
         pass
     with pytest.raises(RuntimeError, match=f"invalid device ordinal: bp:{index}"):
         torch.bp.synchronize(index)
-    with pytest.raises(AssertionError, match=f"Invalid device id: {index}, where the number of bp devices is 4"):
+    with pytest.raises(AssertionError, match=f"Invalid device id: {index}; the number of bp devices is 4"):
         torch.bp.get_device_properties(index)
     assert torch.bp.current_device() == 0
 

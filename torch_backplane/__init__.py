@@ -1,7 +1,7 @@
 """Backplane: PyTorch device backends, written in Python.
 
-Importing this package gives PyTorch the device type `bp` and the module `torch.bp`. PyTorch imports it by itself
-(entry point `torch.backends`) unless TORCH_DEVICE_BACKEND_AUTOLOAD=0.
+Importing this package adds the device type `bp` and the modules `torch.bp` and `torch.backends.bp` to PyTorch.
+`import torch` imports it (entry point `torch.backends`) unless TORCH_DEVICE_BACKEND_AUTOLOAD=0.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def _autoload() -> None:
-    """Called by PyTorch through the entry point `torch.backends`; importing this module does everything.
+    """Called by PyTorch through the entry point `torch.backends`, after it has imported this module.
 
-    Defined first: where this module is imported before torch, torch asks for it while it is imported here.
+    Defined before the import of torch: if this module is imported first, `import torch` below calls it.
     """
     if _misfit is not None:
-        warnings.warn(f"there is no bp in this process: {_misfit}", stacklevel=2)
-        sys.modules.pop(__name__, None)  # so that whoever imports it gets the error
+        warnings.warn(f"the device type bp is not available: {_misfit}", stacklevel=2)
+        sys.modules.pop(__name__, None)  # so that a later import of this package raises the error
 
 
 _misfit: str | None = None
@@ -42,7 +42,7 @@ __all__ = ["__version__", "elementwise", "plans"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "elementwise":  # slow to import, and not everybody's
+    if name == "elementwise":  # imported on first access, as the import is slow
         from torch_backplane.elementwise_functions import elementwise
 
         globals()[name] = elementwise

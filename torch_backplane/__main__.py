@@ -1,4 +1,4 @@
-"""`python -m torch_backplane`: see cli/."""
+"""Entry point of the command line, `python -m torch_backplane`; see cli/."""
 
 from torch_backplane.cli import main
 

@@ -1,4 +1,4 @@
-"""What importing torch_backplane does to PyTorch, in this order."""
+"""Registers Backplane with PyTorch. Imported once, by `torch_backplane`; the order of the steps matters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-# PyTorch's name for the device type must be set before the compiled part registers anything under it.
+# The device type must be named before the compiled part registers anything for it.
 torch.utils.rename_privateuse1_backend("bp")
 
 from torch_backplane import accelerator, backends, ending, fused_attention, interop, printing, settings  # noqa: E402
@@ -18,7 +18,7 @@ torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, f
 printing.install()
 interop.install()
 fused_attention.install()
-# `import torch.bp.streams` finds the module that is there instead of loading it a second time.
+# `import torch.bp.streams` finds the existing module instead of loading it a second time.
 for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 torch.backends.bp = backends  # type: ignore[attr-defined]

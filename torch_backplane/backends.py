@@ -1,6 +1,6 @@
-"""`torch.backends.bp`: what torch.backends.cuda and torch.backends.cudnn are for CUDA devices.
+"""`torch.backends.bp`: the choice of libraries for heavy operators, like torch.backends.cuda and torch.backends.cudnn.
 
-Switches hold for all devices and all threads. Changing one makes plans anew.
+The settings apply to all bp devices and all threads, and immediately: changing one invalidates recorded plans.
 """
 
 from __future__ import annotations
@@ -51,31 +51,39 @@ SDPAParams = torch._C._SDPAParams
 
 
 def is_built() -> bool:
-    """Whether this PyTorch has the device type bp: True, as this module is what brings it."""
+    """Return whether PyTorch supports the device type bp. Always True, as Backplane provides this module."""
     return True
 
 
 def is_available() -> bool:
-    """Whether there is a bp device. Does not raise, and does not initialize one."""
+    """Return whether there is a bp device. Does not initialize torch.bp, and raises no error for malformed settings."""
     return torch.bp.is_available()  # type: ignore[attr-defined, no-any-return]
 
 
 def version() -> str:
-    """Backplane's version, such as "0.1.0"."""
+    """Return Backplane's version, such as "0.1.0"."""
     return VERSION
 
 
 def preferred_blas_library(backend: str | None = None) -> str:
-    """The library that computes matrix products, and with `backend` another one from now on.
+    """Return the preferred library for matrix products, or set it.
+
+    If the preferred library does not support a device, dtype or call, the one with the least expected cost is used.
 
     Args:
-        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "driver", one for the
-            hardware, which the device's driver brings (CLBlast on OpenCL, where it is installed); "generated", our
-            kernels. A device that the library cannot serve, or a dtype that it has not, goes on with the next one;
-            a warning says so where no driver has brought one.
+        backend: the library to prefer from now on; None changes nothing.
+
+            - "default": the library with the least expected cost.
+            - "host": PyTorch's CPU library, on devices whose memory the host can access.
+            - "driver": a library that the device's driver provides, such as CLBlast on OpenCL. If no driver provides
+              one, a warning is given.
+            - "generated": Backplane's kernels.
+
+    Returns:
+        The preferred library.
 
     Raises:
-        ValueError: another name.
+        ValueError: `backend` is none of these.
     """
     if backend is not None:
         _prefer("products", backend, "matmul", "CLBlast", "apt-get install libclblast1")
@@ -83,15 +91,21 @@ def preferred_blas_library(backend: str | None = None) -> str:
 
 
 def preferred_attention_library(backend: str | None = None) -> str:
-    """The library that computes attention and its gradients, and with `backend` another one from now on.
+    """Return the preferred library for attention and its gradients, or set it.
+
+    Calls that the preferred library does not support, for example with dropout, use the other one. If neither supports
+    a call, PyTorch composes it of products and a softmax (see `can_use_flash_attention`).
 
     Args:
-        backend: "default"; "host", PyTorch's own for the CPU, on processors whose memory it sees; "generated", our
-            kernels. What the library does not take goes on with the other one, such as dropout; and what neither takes
-            PyTorch composes (`can_use_flash_attention`).
+        backend: the library to prefer from now on; None changes nothing. "default": the library with the least expected
+            cost. "host": PyTorch's CPU library, on processors whose memory the host can access. "generated":
+            Backplane's kernels.
+
+    Returns:
+        The preferred library.
 
     Raises:
-        ValueError: another name.
+        ValueError: `backend` is none of these.
     """
     if backend is not None:
         preferences.prefer("attention", backend)
@@ -99,13 +113,16 @@ def preferred_attention_library(backend: str | None = None) -> str:
 
 
 def preferred_fft_library(backend: str | None = None) -> str:
-    """The library that computes Fourier transforms, and with `backend` another one from now on.
+    """Return the preferred library for Fourier transforms, or set it.
 
     Args:
-        backend: as of `preferred_blas_library`; the driver's on OpenCL is VkFFT, where pyvkfft is installed.
+        backend: as for `preferred_blas_library`. The driver's library on OpenCL is VkFFT, if pyvkfft is installed.
+
+    Returns:
+        The preferred library.
 
     Raises:
-        ValueError: another name.
+        ValueError: `backend` is not a library for Fourier transforms.
     """
     if backend is not None:
         _prefer("transforms", backend, "fft", "VkFFT", "pip install pyvkfft")
@@ -113,25 +130,28 @@ def preferred_fft_library(backend: str | None = None) -> str:
 
 
 def _prefer(candidates: str, backend: str, family: str, opencls: str, install: str) -> None:
-    """Prefers a library, with a warning where it is the driver's and no device has one of this family."""
+    """Prefers a library. Warns if it is "driver" and no device's driver has one for this family."""
     preferences.prefer(candidates, backend)
     devices = map(drivers.device, range(torch.accelerator.device_count()))
     if backend == "driver" and not any(True for one in devices for _ in routines_of(one, family)):
         warnings.warn(
-            f"no driver has brought a library of {FAMILIES[family].computes}, so others compute them; "
-            f"{opencls}, for OpenCL: {install}",
+            f"no driver provides a library for {FAMILIES[family].computes}, so other libraries compute them; "
+            f"to install {opencls} for OpenCL: {install}",
             stacklevel=3,
         )
 
 
 def preferred_linalg_library(backend: str | None = None) -> str:
-    """The library of decompositions, solvers and eigenvalues, and with `backend` another one from now on.
+    """Return the preferred library for decompositions, solvers and eigenvalues, or set it.
 
     Args:
-        backend: "default" or "host", which is PyTorch's own for the CPU: there is no other one yet.
+        backend: "default" or "host", PyTorch's CPU library, which is the only one; None changes nothing.
+
+    Returns:
+        The preferred library.
 
     Raises:
-        ValueError: another name.
+        ValueError: `backend` is none of these.
     """
     if backend is not None:
         preferences.prefer("linear algebra", backend)
@@ -139,15 +159,23 @@ def preferred_linalg_library(backend: str | None = None) -> str:
 
 
 def blas_workspace_size(size: int | None = None) -> int:
-    """Bytes that a product or a convolution may take beside its operands and results, and with `size` others from now
-    on; sys.maxsize where nothing limits it. Long sums of few results are divided where there is room for the parts, and
-    patches of images are made of as many images at a time as there is room for, of one at least. A candidate that
-    needs more leaves the call to the next one (`without_workspace`), and the last one takes what it needs: products of
-    complex numbers, which kernels compute by their parts, and patches of one image. The first value is that of
-    TORCH_BACKPLANE_WORKSPACE, such as 8MiB.
+    """Return the workspace limit of matrix products and convolutions, or set it.
+
+    Kernels use workspace to divide long sums of few results among groups, and to process several images of a
+    convolution at a time. A candidate that needs more than the limit is skipped (see `without_workspace`). The last
+    candidate takes what it needs even beyond the limit: for the parts of complex products, and for one image of a
+    convolution.
+
+    Args:
+        size: the limit in bytes for each operator call, from now on; None changes nothing.
+
+    Returns:
+        The limit in bytes; sys.maxsize if there is none, which is the default. The environment variable
+        TORCH_BACKPLANE_WORKSPACE sets another default, such as 8MiB.
 
     Raises:
-        TypeError, ValueError: `size` is no number of bytes.
+        TypeError: `size` is not an int.
+        ValueError: `size` is negative.
         SettingError: the environment variable is not a size.
     """
     if size is not None:
@@ -157,8 +185,10 @@ def blas_workspace_size(size: int | None = None) -> int:
 
 
 def without_workspace() -> dict[str, int]:
-    """How often planners have left out candidates that need more than `blas_workspace_size()`, by their names, such as
-    {"convolutions: generated/winograd": 1}. Plans that are replayed do not count.
+    """Return how often planners skipped candidates that need more than `blas_workspace_size()`.
+
+    Returns:
+        Counts by candidate, such as {"convolutions: generated/winograd": 1}. Replays of plans do not count.
     """
     return preferences.without_room()
 
@@ -173,7 +203,7 @@ def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
     def write(_: object, value: bool | Sequence[bool]) -> None:
         given = [value] if isinstance(value, bool) else list(value) if isinstance(value, (list, tuple)) else []
         if len(given) not in (1, 2) or not all(isinstance(one, bool) for one in given):
-            raise TypeError(f"{name} is a bool, or two (allow_reduced_precision, allow_splitk), and got {value!r}")
+            raise TypeError(f"{name} must be a bool, or (allow_reduced_precision, allow_splitk), but got {value!r}")
         preferences.divide(dtype, preferences.Divided(*given))
 
     return property(read, None if split_k else write)
@@ -188,19 +218,22 @@ def _never(name: str) -> property:
 
 
 def _changes_nothing(name: str, value: object) -> None:
-    warnings.warn(f"matmul.{name} = {value!r} changes nothing: kernels add up products in float32", stacklevel=3)
+    warnings.warn(f"matmul.{name} = {value!r} has no effect: kernels accumulate products in float32", stacklevel=3)
 
 
 class _Products:
-    """Switches of matrix products, named as torch.backends.cuda.matmul's.
+    """Settings of matrix products, with the names of torch.backends.cuda.matmul.
 
-    allow_fp16_reduced_precision_reduction, allow_bf16_reduced_precision_reduction: whether kernels may round the parts
-        of sums that are divided among groups to float16 and bfloat16. Unlike with CUDA they may not unless one says so:
-        parts are kept in float32 with what their additions have lost. Also set to two bools, the second of which says
-        whether sums may be divided, which `…_split_k` tells.
-    fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Kernels compute products of float32
-        in float32, and add up others in it, so that another value is a warning, and changes nothing. Where the host
-        computes, PyTorch's own switch for it holds: torch.backends.mkldnn.matmul.fp32_precision.
+    Attributes:
+        allow_fp16_reduced_precision_reduction, allow_bf16_reduced_precision_reduction: whether kernels that divide a
+            sum among groups can round the partial sums to float16 or bfloat16. Unlike in CUDA, the default is False:
+            partial sums are kept in float32 together with their rounding errors. Can also be set to a pair of bools,
+            (allow_reduced_precision, allow_splitk); the second says whether sums can be divided.
+        allow_fp16_reduced_precision_reduction_split_k, allow_bf16_reduced_precision_reduction_split_k: whether sums can
+            be divided. Read-only.
+        fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Setting another value gives a
+            warning and has no effect, as kernels compute float32 products in float32, and accumulate all others in
+            float32. For products that the host computes, use torch.backends.mkldnn.matmul.fp32_precision.
     """
 
     __slots__ = ()
@@ -211,13 +244,14 @@ class _Products:
 
     @property
     def fp32_precision(self) -> str:
+        """The precision of float32 products: always "ieee"."""
         return "ieee"
 
     @fp32_precision.setter
     def fp32_precision(self, value: str) -> None:
         accepted = ("none", "ieee", "tf32", "bf16")
         if value not in accepted:
-            raise ValueError(f"fp32_precision is one of {', '.join(accepted)}, and got {value!r}")
+            raise ValueError(f"fp32_precision must be one of {', '.join(accepted)}, but got {value!r}")
         if value not in ("none", "ieee"):
             _changes_nothing("fp32_precision", value)
 
@@ -229,22 +263,27 @@ matmul = _Products()
 
 
 def is_acceptable(tensor: torch.Tensor) -> bool:
-    """Whether a library may compute convolutions of this tensor, as `conv.enabled` and its device and dtype are; else
-    kernels do. False of tensors elsewhere, and on host devices, where all is PyTorch's for the CPU.
+    """Return whether a library can compute convolutions of a tensor, given `conv.enabled`, its device and its dtype.
+
+    False for tensors on other devices, and on host devices, which always use PyTorch's CPU kernels.
+
+    Args:
+        tensor: the input of the convolution.
     """
     if tensor.device.type != "bp" or not conv.enabled or tensor.get_device() not in drivers.with_kernels():
         return False
-    from torch_backplane.operators.convolution import convolutions  # declared once a device is found
+    from torch_backplane.operators.convolution import convolutions  # only declared after discovery
 
     return convolutions.has_library_for(tensor)
 
 
 class _Switches:
-    """Those of a family of operators, as torch.backends.cudnn's. Both are bools.
+    """Settings of a family of operators, with the names of torch.backends.cudnn.
 
-    enabled: whether libraries may compute them, where they take a call; else kernels do.
-    benchmark: whether libraries and kernels are timed at the first call of a dtype, sizes and layout, and the quickest
-        computes from then on. It is forgotten with the process: `torch.bp.tunable` writes it down.
+    Attributes:
+        enabled: whether libraries can compute the operators. If False, generated kernels do.
+        benchmark: whether the first call for a dtype, sizes and layout times all candidates, and later calls use the
+            fastest. The results are not saved; `torch.bp.tunable` saves them in a file.
     """
 
     __slots__ = ("_family",)
@@ -255,6 +294,7 @@ class _Switches:
 
     @property
     def enabled(self) -> bool:
+        """Whether libraries can compute the operators; True by default."""
         return preferences.preferred(self._family) != "generated"
 
     @enabled.setter
@@ -262,13 +302,14 @@ class _Switches:
         preferences.prefer(self._family, self._library(_bool("enabled", value)))
 
     def _library(self, enabled: bool) -> str:
-        """The one that is preferred stays so, if it is one."""
+        """The family's preference for this value of `enabled`. A preferred library stays preferred."""
         if not enabled:
             return "generated"
         return preferences.preferred(self._family) if self.enabled else preferences.DEFAULT
 
     @property
     def benchmark(self) -> bool:
+        """Whether candidates are timed at the first call; False by default."""
         return tuning.context.benchmarks(self._family)
 
     @benchmark.setter
@@ -277,7 +318,7 @@ class _Switches:
 
     @contextmanager
     def flags(self, enabled: bool = True, benchmark: bool = False) -> Iterator[None]:
-        """With these switches, and as they were afterwards."""
+        """Context manager that sets `enabled` and `benchmark`, and restores them on exit."""
         _bool("enabled", enabled)
         before, self.benchmark = self.benchmark, benchmark
         try:
@@ -289,7 +330,7 @@ class _Switches:
 
 def _bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} is a bool, and got {value!r}")
+        raise TypeError(f"{name} must be a bool, but got {value!r}")
     return value
 
 
@@ -299,11 +340,14 @@ fft = _Switches("transforms")
 
 
 class _PlanCache:
-    """What the library of transforms that a device's driver has brought keeps for calls like those before, as
-    torch.backends.cuda.cufft_plan_cache: that of the current device, and `fft_plan_cache[device]`.
+    """The plan cache of the driver's library for Fourier transforms, like torch.backends.cuda.cufft_plan_cache.
 
-    size: how many plans are kept; 0 where there is no library.
-    max_size: how many may be. With fewer than there are, those go that were not used for the longest time.
+    `fft_plan_cache` is the cache of the current device, `fft_plan_cache[device]` that of another one.
+
+    Attributes:
+        size: number of plans in the cache; 0 if the device has no such library.
+        max_size: capacity of the cache; 0 if the device has no such library. If it is reduced, the least recently used
+            plans are dropped.
     """
 
     def __init__(self, device: torch.device | int | str | None = None) -> None:
@@ -319,11 +363,13 @@ class _PlanCache:
 
     @property
     def size(self) -> int:
+        """The number of plans in the cache."""
         cache = self._cache()
         return 0 if cache is None else cache.size()
 
     @property
     def max_size(self) -> int:
+        """The capacity of the cache, in plans."""
         cache = self._cache()
         return 0 if cache is None else cache.max_size()
 
@@ -331,15 +377,15 @@ class _PlanCache:
     def max_size(self, most: int) -> None:
         cache = self._cache()
         if isinstance(most, bool) or not isinstance(most, int):
-            raise TypeError(f"max_size is a whole number of plans, and got {most!r}")
+            raise TypeError(f"max_size must be an int, but got {most!r}")
         if most < 0:
-            raise ValueError(f"max_size is 0 or more, and got {most}")
+            raise ValueError(f"max_size must not be negative, but got {most}")
         if cache is None:
-            raise RuntimeError("this device has no library of Fourier transforms, whose plans could be kept")
+            raise RuntimeError("this device has no plan cache: its driver provides no library of Fourier transforms")
         cache.set_max_size(most)
 
     def clear(self) -> None:
-        """Have all of them go."""
+        """Drop all plans of the cache."""
         cache = self._cache()
         if cache is not None:
             most = cache.max_size()
@@ -354,20 +400,21 @@ VERBOSE_OFF, VERBOSE_ON = 0, 1
 
 
 class verbose:
-    """A context in which each call of a library for a bp device is printed as it is made: the host's operator with its
-    operands and how long it took, the function of a driver's library with its numbers and how long it took to give to
-    the queue. It holds for all threads. Calls that the queue has not come to when the context is left are not printed.
+    """Context manager that prints each library call for bp devices, in all threads.
+
+    For a CPU kernel it prints the operator, its operands and its duration. For a function of a driver's library it
+    prints the numbers and the duration of the submission. Calls that execute after the context is left are not printed.
 
     Args:
         level: VERBOSE_ON or VERBOSE_OFF, as for torch.backends.mkl.verbose.
 
     Raises:
-        ValueError: another level.
+        ValueError: `level` is none of these.
     """
 
     def __init__(self, level: int = VERBOSE_ON) -> None:
         if level not in (VERBOSE_OFF, VERBOSE_ON):
-            raise ValueError(f"level is VERBOSE_OFF (0) or VERBOSE_ON (1), and got {level!r}")
+            raise ValueError(f"level must be VERBOSE_OFF (0) or VERBOSE_ON (1), but got {level!r}")
         self.level = level
 
     def __enter__(self) -> verbose:
@@ -379,67 +426,89 @@ class verbose:
         _C.set_verbose(self._before)
 
 
-# Attention. PyTorch's switches are global; torch.nn.attention.sdpa_kernel sets them, too. A bp device has one fused
-# attention, which SDPBackend.FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE all select.
+# Attention. These are PyTorch's global switches; torch.nn.attention.sdpa_kernel sets them, too. A bp device has one
+# fused attention, which SDPBackend.FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE all select.
 
 
 def flash_sdp_enabled() -> bool:
-    """Whether attention may be fused, as SDPBackend.FLASH_ATTENTION."""
+    """Return whether fused attention is enabled under the name SDPBackend.FLASH_ATTENTION."""
     return torch._C._get_flash_sdp_enabled()
 
 
 def enable_flash_sdp(enabled: bool) -> None:
-    """Allow or forbid it."""
+    """Enable or disable fused attention under the name SDPBackend.FLASH_ATTENTION.
+
+    Fused attention is used if one of the names that select it is enabled.
+
+    Args:
+        enabled: whether to enable it.
+    """
     torch._C._set_sdp_use_flash(enabled)
 
 
 def overrideable_sdp_enabled() -> bool:
-    """Whether attention may be fused, as SDPBackend.OVERRIDEABLE."""
+    """Return whether fused attention is enabled under the name SDPBackend.OVERRIDEABLE."""
     return torch._C._get_overrideable_sdp_enabled()
 
 
 def enable_overrideable_sdp(enabled: bool) -> None:
-    """Allow or forbid it."""
+    """Enable or disable fused attention under the name SDPBackend.OVERRIDEABLE.
+
+    Fused attention is used if one of the names that select it is enabled.
+
+    Args:
+        enabled: whether to enable it.
+    """
     torch._C._set_sdp_use_overrideable(enabled)
 
 
 def math_sdp_enabled() -> bool:
-    """Whether attention may be composed of products and a softmax, as SDPBackend.MATH."""
+    """Return whether attention can be composed of products and a softmax (SDPBackend.MATH)."""
     return torch._C._get_math_sdp_enabled()
 
 
 def enable_math_sdp(enabled: bool) -> None:
-    """Allow or forbid it. Where nothing is left, scaled_dot_product_attention raises a RuntimeError that says why."""
+    """Enable or disable attention composed of products and a softmax (SDPBackend.MATH).
+
+    If no enabled implementation supports a call, scaled_dot_product_attention raises a RuntimeError with the reason.
+
+    Args:
+        enabled: whether to enable it.
+    """
     torch._C._set_sdp_use_math(enabled)
 
 
 def fp16_bf16_reduction_math_sdp_allowed() -> bool:
-    """Whether composed attention may keep half precision between its steps."""
+    """Return whether composed attention can keep intermediate results in float16 or bfloat16."""
     return torch._C._get_math_sdp_allow_fp16_bf16_reduction()
 
 
 def allow_fp16_bf16_reduction_math_sdp(enabled: bool) -> None:
-    """Allow or forbid it."""
+    """Set whether composed attention can keep intermediate results in float16 or bfloat16.
+
+    Args:
+        enabled: whether to allow it.
+    """
     torch._C._set_math_sdp_allow_fp16_bf16_reduction(enabled)
 
 
 def is_flash_attention_available() -> bool:
-    """Whether there is a device that `can_use_flash_attention` may be True of."""
+    """Return whether there is a bp device, which fused attention needs."""
     return is_available()
 
 
 def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
-    """Whether attention of these arguments is fused.
+    """Return whether fused attention computes a call of scaled_dot_product_attention.
 
     Args:
-        params: SDPAParams(query, key, value, mask or None, dropout, is_causal, enable_gqa), of bp tensors.
-        debug: warn of the reason where it is not.
+        params: SDPAParams(query, key, value, mask or None, dropout, is_causal, enable_gqa), with bp tensors.
+        debug: whether to give a warning with the reason if it does not.
 
     Raises:
-        ValueError: the query is no bp tensor.
+        ValueError: the query is not a bp tensor.
     """
     if params.query.device.type != "bp":
-        raise ValueError(f"this is for bp tensors, and got a query of {params.query.device}")
+        raise ValueError(f"the query must be a bp tensor, but is on {params.query.device}")
     reason = _C.why_attention_is_composed(
         params.query,
         params.key,

@@ -1,7 +1,7 @@
-"""Plans: what the runtime keeps of each planner's work, and replays without Python.
+"""Plans: the commands of planner calls, which the runtime records, and replays for later calls without Python.
 
-TORCH_BACKPLANE_PLANS=0 runs planners at every call; "check" replays plans and runs the planners beside them, without
-effect, and raises where they would do something else.
+TORCH_BACKPLANE_PLANS selects the mode: "1" replays plans, "0" runs the planner at every call. "check" replays plans,
+also runs the planners without executing their commands, and raises an error if the two differ.
 """
 
 from __future__ import annotations
@@ -18,27 +18,33 @@ _COUNTS = (
 
 
 def stats(*, used: bool = True) -> dict[str, dict[str, Any]]:
-    """For each operator, such as "aten::add.Tensor":
-
-    plans: how many are held;
-    replays: calls that ran by a plan of their own shape;
-    dynamic_shape_replays: calls that ran by a dynamic-shape plan;
-    planner_calls: calls that ran a planner;
-    unplannable_calls: calls that no plan can repeat, and `reasons` why;
-    evictions: plans that were dropped for newer ones;
-    traces: how often a planner was asked for a dynamic-shape plan;
-    classes: of calls that differ in sizes only, those that met a second shape and needed a planner for it;
-    dynamic_shape_classes: those of them that have a dynamic-shape plan, and `reasons_for_exact` why others have none.
+    """Return statistics about plans for each operator.
 
     Args:
-        used: leave out operators that were not called since the last `clear()`.
+        used: whether to omit operators that were not called since the last `clear()`.
+
+    Returns:
+        A dict for each operator, by its full name, such as "aten::add.Tensor". A class is a set of calls that differ
+        only in sizes. The keys are:
+
+        - plans: plans in the cache.
+        - replays: calls that replayed a plan for their own shape.
+        - dynamic_shape_replays: calls that replayed a dynamic-shape plan.
+        - planner_calls: calls that ran a planner.
+        - unplannable_calls: calls that no plan can repeat.
+        - reasons: a list of reasons for these.
+        - evictions: plans that were dropped for newer ones.
+        - traces: traces of the planner for a dynamic-shape plan.
+        - classes: classes with calls of a second shape that ran a planner.
+        - dynamic_shape_classes: those of them that have a dynamic-shape plan.
+        - reasons_for_exact: a list of reasons why the others have none.
     """
     counts = ("replays", "dynamic_shape_replays", "planner_calls", "unplannable_calls")
     return {name: one for name, one in _C.plan_counts().items() if not used or any(one[count] for count in counts)}
 
 
 def total() -> dict[str, int]:
-    """The numbers of `stats()`, summed over all operators."""
+    """Return the numbers of `stats()`, summed over all operators."""
     summed = dict.fromkeys(_COUNTS, 0)
     for one in _C.plan_counts().values():
         for count in summed:
@@ -47,24 +53,38 @@ def total() -> dict[str, int]:
 
 
 def clear() -> None:
-    """Forget all plans and set all counts to 0."""
+    """Drop all plans and reset all statistics."""
     _C.clear_plans()
 
 
 def mode() -> str:
-    """How plans are used: "1", "0" or "check"."""
+    """Return the mode of plans: "1", "0" or "check"."""
     return _C.plan_mode()
 
 
 def set_mode(mode: str) -> None:
-    """Choose how plans are used, as TORCH_BACKPLANE_PLANS does. ValueError for anything but "1", "0" and "check"."""
+    """Set the mode of plans, as the environment variable TORCH_BACKPLANE_PLANS does.
+
+    Args:
+        mode: "1" to replay plans, "0" to run the planner at every call, "check" to do both and compare them.
+
+    Raises:
+        ValueError: `mode` is none of these.
+    """
     _C.set_plan_mode(mode)
 
 
 def explain(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """Call `function(*arguments, **options)` and tell, for each operator with a planner that this thread calls: its
-    arguments as the signature holds them, whether it was planned, replayed (by a plan of its own shape, or for any) or
-    left to the CPU, and the plan's steps."""
+    """Call `function(*arguments, **options)` and describe the calls of operators with planners in this thread.
+
+    Args:
+        function: the function to call.
+        arguments, options: its arguments.
+
+    Returns:
+        For each call: the operator; whether it was planned, replayed (by a plan for its own shape or a dynamic-shape
+        plan) or left to the CPU; its arguments as in the signature; and the steps of the plan.
+    """
     events = _C.listen_to_plans(lambda: function(*arguments, **options))
     parts = []
     for name, described, outcome, plan in events:

@@ -1,6 +1,6 @@
-"""Which libraries there are for heavy operators, and which of them the user prefers (`torch.backends.bp`).
+"""Libraries of heavy operators, and the user's preferences among them. `torch.backends.bp` is the users' API.
 
-Kept apart from the operators, which are declared when a device that runs kernels is found.
+Separate from the operators, which are only declared when a device that runs kernels is discovered.
 """
 
 from __future__ import annotations
@@ -18,43 +18,47 @@ from torch_backplane import _C
 
 DEFAULT = "default"
 
-# The libraries of each family of operators, in the order in which they are tried; the last one takes every call.
-# "host" is PyTorch's own for the CPU, on devices whose memory it sees; "driver" is one for the hardware, which the
-# device's driver brings (CLBlast and VkFFT on OpenCL's); "generated" are our kernels.
+# The libraries of each family of operators. Of candidates with equal cost the first runs. The last one accepts every
+# call. "host" is PyTorch's CPU library, on devices whose memory the host can access. "driver" is a library for the
+# hardware that the device's driver provides, such as CLBlast and VkFFT on OpenCL. "generated" is Backplane's kernels.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "generated"),
     "attention": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
-    # Decompositions, solvers, eigenvalues: PyTorch's on the CPU, with copies where the host does not see the memory.
+    # Decompositions, solvers, eigenvalues: PyTorch's CPU kernels, with copies if the host cannot access the memory.
     "linear algebra": ("host",),
 }
 _preferred = dict.fromkeys(LIBRARIES, DEFAULT)
 
 
 def preferred(family: str) -> str:
-    """The library that is tried first; "default" where the order is that of LIBRARIES."""
+    """The library that the user prefers for a family; "default" if none."""
     return _preferred[family]
 
 
 def prefer(family: str, library: str) -> None:
-    """Has `library` tried first from now on, on all devices.
+    """Sets the preferred library of a family, on all devices.
+
+    Args:
+        family: a key of LIBRARIES.
+        library: one of the family's libraries, or "default".
 
     Raises:
-        ValueError: the family has no such library; the message names those that it has.
+        ValueError: the family has no such library.
     """
     accepted = (DEFAULT, *LIBRARIES[family])
     if library not in accepted:
         raise ValueError(f"{family} have no library {library!r}: accepted are {', '.join(accepted)}")
     if library != _preferred[family]:
         _preferred[family] = library
-        _C.advance_configuration_epoch()  # plans were made with another one
+        _C.advance_configuration_epoch()  # invalidates plans that use another library
 
 
 @contextmanager
 def preferring(family: str, library: str) -> Iterator[None]:
-    """`prefer`, and as it was before afterwards."""
+    """Context manager that sets the preferred library of a family, and restores it on exit."""
     before = _preferred[family]
     prefer(family, library)
     try:
@@ -64,11 +68,12 @@ def preferring(family: str, library: str) -> Iterator[None]:
 
 
 class Divided(NamedTuple):
-    """How products of a dtype may divide their sums.
+    """How matrix products of a dtype divide their sums among groups (split-K).
 
     Args:
-        reduced: parts are kept in the dtype, which rounds them, and not in float32 with what they have lost.
-        divides: whether sums may be divided at all.
+        reduced: whether partial sums are rounded to the dtype. If not, they are kept in float32 together with their
+            rounding errors.
+        divides: whether sums can be divided at all.
     """
 
     reduced: bool = False
@@ -79,23 +84,23 @@ _divided: dict[torch.dtype, Divided] = dict.fromkeys((torch.float16, torch.bfloa
 
 
 def divided(dtype: torch.dtype) -> Divided:
-    """Of float16 and bfloat16 as was set; others are divided and not rounded."""
+    """The setting for a dtype. Only float16 and bfloat16 have one; other dtypes use the default."""
     return _divided.get(dtype, Divided())
 
 
 def divide(dtype: torch.dtype, how: Divided) -> None:
-    """From now on, on all devices. Of float16 or bfloat16."""
+    """Sets how products of float16 or bfloat16 divide their sums, on all devices."""
     if _divided[dtype] != how:
         _divided[dtype] = how
         _C.advance_configuration_epoch()
 
 
 NO_LIMIT = sys.maxsize
-_workspace: int | None = None  # until the environment was asked
+_workspace: int | None = None  # None until the environment has been read
 
 
 def workspace() -> int | None:
-    """Bytes that a product or a convolution may take beside operands and results; None: any number.
+    """The workspace limit of matrix products and convolutions in bytes; None for no limit.
 
     Raises:
         SettingError: TORCH_BACKPLANE_WORKSPACE is not a size.
@@ -110,16 +115,20 @@ def workspace() -> int | None:
 
 
 def set_workspace(size: int) -> None:
-    """`size` from now on, whatever the environment says; NO_LIMIT: any number.
+    """Sets the workspace limit. It overrides the environment variable.
+
+    Args:
+        size: bytes; NO_LIMIT for no limit.
 
     Raises:
-        TypeError, ValueError: it is no number of bytes.
+        TypeError: `size` is not an int.
+        ValueError: `size` is negative or greater than NO_LIMIT.
     """
     global _workspace
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"a workspace has a whole number of bytes, and got {size!r}")
+        raise TypeError(f"the workspace size must be an int, but got {size!r}")
     if not 0 <= size <= NO_LIMIT:
-        raise ValueError(f"a workspace has 0 bytes or more, and got {size}")
+        raise ValueError(f"the workspace size must not be negative, but got {size}")
     if size != _workspace:
         _workspace = size
         _C.advance_configuration_epoch()
@@ -129,12 +138,13 @@ _without_room: Counter[str] = Counter()
 
 
 def count_without_room(candidate: str) -> None:
-    """Once more a planner has left this one out, as it needs more than `workspace()`."""
+    """Counts a candidate that a planner skipped because its workspace exceeds the limit."""
     _without_room[candidate] += 1
 
 
 def without_room() -> dict[str, int]:
-    """Which candidates were left out for want of workspace, such as "convolutions: generated/winograd", and how often
-    planners did so: a plan that is replayed counts once.
+    """How often planners skipped a candidate because its workspace exceeds the limit. Replays of plans do not count.
+
+    The keys are candidates such as "convolutions: generated/winograd".
     """
     return dict(_without_room)

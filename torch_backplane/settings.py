@@ -1,7 +1,6 @@
-"""Settings that the environment gives: what there is, and those that hold for all devices, which are read when
-`torch_backplane` is imported.
+"""Environment variables: the table of all, and those that apply to all devices, which are read at import.
 
-What only one driver reads (TORCH_BACKPLANE_HOST_DEVICES and the like) is read there, when devices are discovered.
+Variables of a single driver, such as TORCH_BACKPLANE_HOST_DEVICES, are read by that driver when it discovers devices.
 """
 
 from __future__ import annotations
@@ -29,55 +28,58 @@ class Variable(NamedTuple):
 
 VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_FALLBACK": Variable(
-        "what happens where an operator runs as PyTorch's CPU kernel, with copies",
+        "what happens when an operator falls back to PyTorch's CPU kernel, with copies",
         "warn, silent, error", "warn", "at import",
     ),
     "TORCH_BACKPLANE_PLANS": Variable(
-        "whether plans are replayed, or what runs beside them", "1, 0, check", "1", "at import"
+        "whether plans are replayed, or checked against their planners", "1, 0, check", "1", "at import"
     ),
     "TORCH_BACKPLANE_SANITIZER": Variable(
-        "whether work of two streams on the same memory, without a wait between them, is an error", "0, 1", "0",
+        "whether unsynchronized accesses of two streams to the same memory raise an error", "0, 1", "0",
         "at import",
     ),
     "TORCH_BACKPLANE_LAUNCH_BLOCKING": Variable(
-        "whether each operator waits for the device, so that errors of kernels come from the call itself",
+        "whether each operator waits for the device, so that errors of kernels are raised by the call itself",
         "0, 1", "0", "at import",
     ),
     "TORCH_BACKPLANE_DRIVERS": Variable(
-        "drivers to ask, in order", "names, such as opencl,host", "all that are installed", "at discovery"
+        "drivers to use, in order", "names, such as opencl,host", "all that are installed", "at discovery"
     ),
     "TORCH_BACKPLANE_VISIBLE_DEVICES": Variable(
         "devices to use, in order", "such as host:1,host:0", "all", "at discovery"
     ),
     "TORCH_BACKPLANE_HOST_DEVICES": Variable("number of host devices", "0 to 64", "1", "at discovery"),
-    "TORCH_BACKPLANE_HOST_MEMORY": Variable("memory of each", "such as 2GiB", "the machine's", "at discovery"),
+    "TORCH_BACKPLANE_HOST_MEMORY": Variable(
+        "memory of each host device", "such as 2GiB", "all physical memory", "at discovery"
+    ),
     "TORCH_BACKPLANE_HOST_ASYNC": Variable(
-        "whether streams of host devices work in threads of their own, as GPUs do", "0, 1", "0", "at discovery"
+        "whether streams of host devices execute asynchronously, each in a thread", "0, 1", "0", "at discovery"
     ),
     "TORCH_BACKPLANE_HOST_DELAYS": Variable(
-        "the same, and some of the work begins up to 0.2 ms late, as this seed has it", "a seed, such as 1", "none",
+        "seed of random delays of up to 0.2 ms; implies asynchronous execution", "a seed, such as 1", "none",
         "at discovery",
     ),
     "TORCH_BACKPLANE_DISCRETE": Variable(
-        "whether devices in host memory behave as if the CPU could not reach it", "0, 1", "0", "at discovery"
+        "whether devices in host memory behave as if the CPU could not access it", "0, 1", "0", "at discovery"
     ),
     "TORCH_BACKPLANE_TARGET": Variable(
-        "a modelled device that those which run kernels are taken for",
+        "a modelled device whose target replaces those of devices that run kernels",
         "a name, such as nvidia-ada, or a file", "none", "at discovery",
     ),
     "TORCH_BACKPLANE_SANITIZE_KERNELS": Variable(
-        "whether the only device is one that checks what kernels do to memory: bounds, and races in a launch",
+        "whether the only device is one that checks kernels for out-of-bounds accesses and races",
         "0, 1", "0", "at discovery",
     ),
     "TORCH_BACKPLANE_WORKSPACE": Variable(
-        "what a product or a convolution may take beside operands and results", "such as 8MiB", "no limit",
+        "workspace limit of matrix products and convolutions", "such as 8MiB", "no limit",
         "when the first one is planned",
     ),
     "TORCH_BACKPLANE_CACHE_SIZE": Variable(
-        "how large the kernels on disk may get", "such as 512MiB", "1GiB", "when one is written"
+        "size limit of the cache of compiled kernels", "such as 512MiB", "1GiB", "when a kernel is written"
     ),
     "TORCH_BACKPLANE_CACHE_DIR": Variable(
-        "their folder", "a folder; empty: none", "torch_backplane in $XDG_CACHE_HOME or ~/.cache", "when one is built"
+        "folder of the cache of compiled kernels", "a folder; empty for no cache",
+        "torch_backplane in $XDG_CACHE_HOME or ~/.cache", "when a kernel is built"
     ),
 }  # fmt: skip
 
@@ -89,10 +91,10 @@ FALLBACK_POLICIES = {
 
 
 def choice(name: str, accepted: Mapping[str, T], default: str) -> T:
-    """The value that environment variable `name` chooses among `accepted`.
+    """Returns the value in `accepted` that the environment variable `name` selects.
 
     Raises:
-        ValueError: it is none of them; the message names them.
+        ValueError: the variable is not a key of `accepted`.
     """
     text = os.environ.get(name, default).strip()
     if text not in accepted:
@@ -101,9 +103,9 @@ def choice(name: str, accepted: Mapping[str, T], default: str) -> T:
 
 
 def unknown() -> dict[str, str]:
-    """The variables that are set, begin as ours do and are read by nobody; with each the one that was perhaps meant.
+    """Returns the set variables with Backplane's prefix that are unknown, each with the most similar known one or "".
 
-    A driver from elsewhere has its name in its own variables, behind our prefix, and these are left to it.
+    Variables that contain the name of a third-party driver after the prefix belong to that driver and are left out.
     """
     names = [name for name in os.environ if name.startswith(PREFIX) and name not in VARIABLES]
     if not names:
@@ -121,19 +123,19 @@ def unknown() -> dict[str, str]:
 
 
 def has_sanitizer() -> bool:
-    """Whether the environment wants races between streams to be looked for."""
+    """Whether the environment enables the sanitizer for streams."""
     return choice("TORCH_BACKPLANE_SANITIZER", {"0": False, "1": True}, default="0")
 
 
 def apply() -> None:
-    """Read the environment and tell the runtime. Warns of variables that nobody reads.
+    """Reads the environment variables and configures the runtime. Warns about unknown variables.
 
     Raises:
-        ValueError: one is malformed.
+        ValueError: a variable is malformed.
     """
     for name, near in unknown().items():
-        meant = f"did you mean {near}?" if near else "docs/torch-bp.md lists what there is"
-        warnings.warn(f"{name} is set, and Backplane reads no such variable: {meant}", stacklevel=2)
+        meant = f"did you mean {near}?" if near else "docs/torch-bp.md lists all variables"
+        warnings.warn(f"{name} is set, but Backplane has no such variable: {meant}", stacklevel=2)
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
     _C.set_launch_blocking(choice("TORCH_BACKPLANE_LAUNCH_BLOCKING", {"0": False, "1": True}, default="0"))
     _C.set_plan_mode(choice("TORCH_BACKPLANE_PLANS", {mode: mode for mode in ("1", "0", "check")}, default="1"))

@@ -140,7 +140,7 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
             size(sys.maxsize)
             assert taken(function, *given) == free
     for bad, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError), ("8MiB", TypeError)):
-        with pytest.raises(error, match="a workspace has"):
+        with pytest.raises(error, match="the workspace size must"):
             size(bad)
     assert size() == sys.maxsize
 
@@ -184,7 +184,7 @@ def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
                 assert whole <= 1024
                 assert error <= epsilon
     for bad in (1, "True", (), (True, True, True), (True, 0), None):
-        with pytest.raises(TypeError, match=f"{name} is a bool, or two"):
+        with pytest.raises(TypeError, match=f"{name} must be a bool, or"):
             setattr(switches, name, bad)
     with pytest.raises(AttributeError):
         switches.allow_fp64 = True
@@ -199,7 +199,7 @@ def test_kernels_compute_products_with_no_less_than_float32() -> None:
         ("allow_tf32", True, False),
         ("allow_fp16_accumulation", True, False),
     ):
-        with pytest.warns(UserWarning, match=f"matmul.{name} = {value!r} changes nothing"):
+        with pytest.warns(UserWarning, match=f"matmul.{name} = {value!r} has no effect"):
             setattr(switches, name, value)
         assert getattr(switches, name) == stays
         setattr(switches, name, stays)  # without a warning
@@ -273,7 +273,7 @@ def test_switches_of_libraries(name: str) -> None:
         assert not whole_on_host()
     assert whole_on_host()
     for bad in (1, None, "no"):
-        with pytest.raises(TypeError, match="enabled is a bool"):
+        with pytest.raises(TypeError, match="enabled must be a bool"):
             switches.enabled = bad
     with pytest.raises(AttributeError):
         switches.enable = False
@@ -282,7 +282,7 @@ def test_switches_of_libraries(name: str) -> None:
 
 @_as_it_was()
 def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
-    with pytest.raises(ValueError, match="products have the libraries"):
+    with pytest.raises(ValueError, match="products must have the libraries"):
         Candidates("products", Candidate("generated", lambda out: None))
 
 
@@ -449,5 +449,5 @@ work()
         assert [re.sub(r"\(.*", "", line) for line in lines] == [f"backplane: bp:0 host {name}" for name in names]
         assert "Float [80, 90] strides [90, 1], Float [90, 70] strides [70, 1]" in lines[0]
         assert all(re.search(r": \d+\.\d{3} ms$", line) for line in lines)
-    with pytest.raises(ValueError, match=r"level is VERBOSE_OFF \(0\) or VERBOSE_ON \(1\), and got 2"):
+    with pytest.raises(ValueError, match=r"level must be VERBOSE_OFF \(0\) or VERBOSE_ON \(1\), but got 2"):
         torch.backends.bp.verbose(2)  # type: ignore[attr-defined]

@@ -132,7 +132,7 @@ def test_every_copy_goes_one_way(dtype: torch.dtype) -> None:
                     compare(make, conjugate, negate, f"{name}, {count} rows, {conjugate=}, {negate=}")
         counts = plans.stats()["backplane_copies::copy"]
         assert counts["dynamic_shape_classes"]
-        assert all("share" in reason or "lie apart" in reason for reason in counts["reasons_for_exact"]), counts
+        assert all("share" in reason or "overlap itself" in reason for reason in counts["reasons_for_exact"]), counts
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:Casting complex values to real")

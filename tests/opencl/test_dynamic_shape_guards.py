@@ -316,7 +316,7 @@ def test_planners_that_raise_while_they_are_traced_keep_exact_plans() -> None:
         assert found["planner_calls"] == 4
         assert found["traces"] == 2  # and then it is left alone
         assert found["replays"] == 2
-        assert found["reasons_for_exact"] == ["ValueError while it was traced: not while somebody looks"]
+        assert found["reasons_for_exact"] == ["ValueError in the trace: not while somebody looks"]
 
 
 @pytest.mark.parametrize("kind", [AttributeError, NameError, AssertionError, KeyError])

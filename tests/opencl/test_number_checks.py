@@ -117,7 +117,7 @@ def test_checks_are_comparisons_of_arguments() -> None:
 
     LIBRARY.define("checked(Tensor self, Scalar lambd) -> Tensor")
     for check, error in {
-        "lambd": "a check is a comparison such as 'lambd >= 0', and got 'lambd'",
+        "lambd": "a check must be a comparison such as 'lambd >= 0', but got 'lambd'",
         "beta >= 0": "backplane_checks::checked has no argument beta",
         "lambd >= 0 if beta": "backplane_checks::checked has no argument beta",
     }.items():

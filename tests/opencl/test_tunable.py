@@ -319,16 +319,16 @@ GOOD = "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0,generated,0.1
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ProductTunableOp_float32,a=70x50:50x1", "a result has operator, parameters, candidate and milliseconds"),
-        (GOOD.replace("Tunable", ""), "is no operator and dtype"),
-        (GOOD.replace("float32", "float31"), "is no operator and dtype"),
-        (GOOD.replace("70x50:50x1", "seven"), "'a=seven' is no parameter"),
+        ("ProductTunableOp_float32,a=70x50:50x1", "a result needs operator, parameters, candidate and milliseconds"),
+        (GOOD.replace("Tunable", ""), "is not an operator and dtype"),
+        (GOOD.replace("float32", "float31"), "is not an operator and dtype"),
+        (GOOD.replace("70x50:50x1", "seven"), "'a=seven' is not a parameter"),
         (GOOD.replace("0.1", "soon"), "soon"),
-        (GOOD.replace("0.1", "-1"), "-1 milliseconds"),
-        (GOOD.replace(",generated", ","), "a result has operator"),
-        ("Validator,PT_VERSION", "a validator has a name and a value"),
-        ("Validator,PT_VERSION,1.0", "it is for PT_VERSION 1.0, and here it is"),
-        ("Validator,ROCM_VERSION,6.0", "it is for ROCM_VERSION 6.0, and known are PT_VERSION"),
+        (GOOD.replace("0.1", "-1"), "milliseconds must be finite and not negative, but got -1"),
+        (GOOD.replace(",generated", ","), "a result needs operator"),
+        ("Validator,PT_VERSION", "a validator needs a name and a value"),
+        ("Validator,PT_VERSION,1.0", "the results are for PT_VERSION 1.0, but here it is"),
+        ("Validator,ROCM_VERSION,6.0", "the results are for ROCM_VERSION 6.0, but known are PT_VERSION"),
     ],
 )
 @anew
@@ -341,7 +341,7 @@ def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) 
     file.write_text(text, encoding="utf-8")
     tunable.enable()
     a, b = random(70, 50), random(50, 90)
-    with pytest.warns(UserWarning, match="tuning results are not read") as caught:
+    with pytest.warns(UserWarning, match="tuning results were not read") as caught:
         assert not runs_on_host(torch.mm, a, b)  # nothing of it was taken: it was tuned
     assert any(f"tunableop_results0.csv:{len(header) + 2}: " in str(one.message) for one in caught)
     assert any(said in str(one.message) for one in caught)
@@ -395,12 +395,12 @@ def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("Product", "untuned.csv:2: a problem has operator and parameters"),
-        ("ProductTunableOp_float32,a", "untuned.csv:2: 'a' is no parameter"),
-        ("GemmTunableOp_float32,a=1", "there is no operator GemmTunableOp_float32: known are Attention"),
-        ("ProductTunableOp_float32,a=3x4:4x1 added=0", "there is no parameter b, but a, added"),
-        ("ProductTunableOp_float32,a=3x4 b=4x4:4x1 added=0", "a=3x4 is no tensor"),
-        ("ProductTunableOp_float32,a=- b=4x4:4x1 added=0", "a=- is no tensor"),
+        ("Product", "untuned.csv:2: a problem needs operator and parameters"),
+        ("ProductTunableOp_float32,a", "untuned.csv:2: 'a' is not a parameter"),
+        ("GemmTunableOp_float32,a=1", "unknown operator GemmTunableOp_float32: known are Attention"),
+        ("ProductTunableOp_float32,a=3x4:4x1 added=0", "the parameter b is missing; got a, added"),
+        ("ProductTunableOp_float32,a=3x4 b=4x4:4x1 added=0", "a=3x4 is not a tensor"),
+        ("ProductTunableOp_float32,a=- b=4x4:4x1 added=0", "a=- is not a tensor"),
     ],
 )
 @anew
@@ -446,7 +446,7 @@ def test_results_that_cannot_be_written_are_kept() -> None:
     tunable.set_filename("no/such/folder.csv")
     tunable.enable()
     a, b = random(70, 50), random(50, 90)
-    with pytest.warns(UserWarning, match="tuning results are not written: .*no/such"):
+    with pytest.warns(UserWarning, match="tuning results were not written: .*no/such"):
         assert not runs_on_host(torch.mm, a, b)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -463,7 +463,7 @@ def test_names_of_files() -> None:
     assert tunable.get_filename() == "x0.csv"
     tunable.set_filename("folder/x_%d.csv")
     assert tunable.get_filename() == "folder/x_0.csv"
-    with pytest.raises(ValueError, match="filename is the name of a file, and got ''"):
+    with pytest.raises(ValueError, match="filename must be a file name, but got ''"):
         tunable.set_filename("")
     assert tunable.get_filename() == "folder/x_0.csv"
 
@@ -475,9 +475,9 @@ def test_limits() -> None:
     tunable.set_max_tuning_iterations(3)
     assert (tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations()) == (7, 3)
     for bad in (-1, 2.5, "3"):
-        with pytest.raises(ValueError, match="duration is a whole number that is not negative, and got"):
+        with pytest.raises(ValueError, match="duration must be a non-negative integer, but got"):
             tunable.set_max_tuning_duration(bad)
-        with pytest.raises(ValueError, match="iterations is"):
+        with pytest.raises(ValueError, match="iterations must be"):
             tunable.set_max_tuning_iterations(bad)
     assert tunable.get_rotating_buffer_size() >= 0
     tunable.set_rotating_buffer_size(2)
@@ -505,7 +505,7 @@ def test_the_environment_holds_whatever_a_program_sets() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True 2 mine0.csv 1"
     assert "tuned ProductTunableOp_float32 a=4x4:4x1" in done.stdout
-    assert "PYTORCH_TUNABLEOP_TUNING='perhaps' is not 0 or 1, and is left out" in done.stderr
+    assert "PYTORCH_TUNABLEOP_TUNING='perhaps' is ignored: it must be 0 or 1" in done.stderr
     assert Path("mine0.csv").exists()
 
 
@@ -534,9 +534,9 @@ def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
     tunable.set_max_tuning_iterations(2)
     with pytest.raises(AssertionError, match="num_gpus must be between 1 and 2, got 3"):
         tunable.mgpu_tune_gemm_in_file("untuned?.csv", 3)
-    with pytest.raises(ValueError, match="bp:1 is another device than bp:0"):
+    with pytest.raises(ValueError, match="bp:1 must be like bp:0"):
         tunable.mgpu_tune_gemm_in_file("untuned?.csv", 2)
-    with pytest.raises(ValueError, match="no file is named nothing"):
+    with pytest.raises(ValueError, match="no file matches nothing"):
         tunable.mgpu_tune_gemm_in_file("nothing*.csv", 1)
     tunable.mgpu_tune_gemm_in_file("untuned?.csv", 1)
     assert tunable.read_file("tunableop_results_full0.csv")
@@ -576,7 +576,7 @@ def test_benchmark_times_a_family_for_this_process() -> None:
     x, w = random(2, 3, 9, 9), random(4, 3, 3, 3)
     assert runs_on_host(F.conv2d, x, w)
     assert not conv.benchmark
-    with pytest.raises(TypeError, match="benchmark is a bool, and got 1"):
+    with pytest.raises(TypeError, match="benchmark must be a bool, but got 1"):
         conv.benchmark = 1
     conv.benchmark = True
     for _ in range(2):

@@ -1,10 +1,10 @@
-"""`torch.bp`: what torch.cuda is for CUDA devices, for devices of every driver.
+"""`torch.bp`: devices, streams, events, graphs, memory and random numbers of bp devices, with the API of `torch.cuda`.
 
-Names, signatures and semantics are torch.cuda's, so programs change the name and nothing else. docs/torch-bp.md says
-where the two differ, and tests/cuda_parity.py what became of every name of torch.cuda.
+Names, signatures and semantics are those of torch.cuda: programs replace `cuda` with `bp`. docs/torch-bp.md lists the
+differences, tests/cuda_parity.py the status of every public name of torch.cuda.
 """
 
-# ruff: noqa: F401 - names with an underscore are those that PyTorch's own code looks for
+# ruff: noqa: F401 - PyTorch's own code looks up the names with an underscore
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # What torch.cuda assigns at its initialization.
+    # torch.cuda assigns these when it is initialized.
     if name == "default_generators":
         return random._generators()
     if name == "_initialized":

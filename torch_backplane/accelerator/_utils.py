@@ -1,4 +1,4 @@
-"""Device arguments, as torch.cuda takes them. PyTorch's own code looks for `_get_device_index` under this name."""
+"""Device arguments as torch.cuda accepts them. PyTorch's own code looks up `_get_device_index` in this module."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 from torch_backplane import _C
 
-# Forward reference to torch.bp.device, which the functions below take as well.
+# The functions also accept a torch.bp.device.
 DeviceLike: TypeAlias = "torch.device | str | int | None"
 
 
 def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
-    """The index that `device` means.
+    """Return the index of a device.
 
     Args:
         device: a torch.device, a string such as "bp:1", an index, a `torch.bp.device`, or None.
-        optional: where no index is given, answer the current device's instead of raising an error.
-        allow_cpu: accept the CPU too, and answer -1 for it.
+        optional: whether to return the current device's index if `device` has none, instead of raising an error.
+        allow_cpu: whether to accept the CPU, for which -1 is returned.
 
     Raises:
-        ValueError: a device of another type, or no index where one is needed.
-        TypeError: none of these.
+        ValueError: the device has another type, or no index although one is required.
+        TypeError: `device` has another type than these.
     """
     if isinstance(device, int):
         return device
@@ -38,17 +38,18 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
         if device.index is not None:
             return device.index
     elif device is not None:
-        raise TypeError(f"a device is a torch.device, a string, an index or None, and got {type(device).__name__}")
+        raise TypeError(f"device must be a torch.device, a string, an index or None, but got {type(device).__name__}")
     if not optional:
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {device}")
     return _C.current_device()
 
 
 class device:
-    """Context manager that makes a device the current one.
+    """Context manager that changes the current device.
 
     Args:
-        device: a torch.device, a string, an index or None (the current device). A negative index changes nothing.
+        device: a torch.device, a string, an index, or None for the current device. With a negative index it does
+            nothing.
     """
 
     def __init__(self, device: Any) -> None:
@@ -62,4 +63,4 @@ class device:
         _C.exchange_device(self.prev_idx)
 
 
-_DeviceContext = device  # functions have an argument of that name
+_DeviceContext = device  # alias for functions that have an argument named `device`

@@ -1,7 +1,7 @@
-"""torch.bp.amp: what torch.cuda.amp is, with its names and signatures.
+"""`torch.bp.amp`: automatic mixed precision, with the names and signatures of `torch.cuda.amp`.
 
-PyTorch calls torch.cuda.amp deprecated; new programs write torch.autocast("bp"), torch.amp.GradScaler("bp") and
-torch.amp.custom_fwd(device_type="bp").
+PyTorch has deprecated torch.cuda.amp. New programs should use torch.autocast("bp"), torch.amp.GradScaler("bp"),
+torch.amp.custom_fwd(device_type="bp") and torch.amp.custom_bwd(device_type="bp").
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ __all__ = ["GradScaler", "amp_definitely_not_available", "autocast", "custom_bwd
 
 
 class autocast(torch.amp.autocast_mode.autocast):
-    """torch.autocast("bp", …)."""
+    """Context manager and decorator: `torch.autocast("bp", ...)`.
+
+    Args:
+        enabled: whether autocasting is enabled.
+        dtype: torch.float16 or torch.bfloat16.
+        cache_enabled: whether casts of weights are cached.
+    """
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         super().__init__("bp", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler("bp", …)."""
+    """Gradient scaler: `torch.amp.GradScaler("bp", ...)`, which documents the arguments."""
 
     def __init__(
         self,
@@ -44,15 +50,15 @@ class GradScaler(torch.amp.GradScaler):
 
 
 def custom_fwd(fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Any:
-    """torch.amp.custom_fwd(device_type="bp")."""
+    """Decorator for `forward` of autograd functions: `torch.amp.custom_fwd(device_type="bp")`."""
     return functools.partial(torch.amp.custom_fwd, device_type="bp")(fwd=fwd, cast_inputs=cast_inputs)
 
 
 def custom_bwd(bwd: Callable[..., Any]) -> Any:
-    """torch.amp.custom_bwd(device_type="bp")."""
+    """Decorator for `backward` of autograd functions: `torch.amp.custom_bwd(device_type="bp")`."""
     return functools.partial(torch.amp.custom_bwd, device_type="bp")(bwd)
 
 
 def amp_definitely_not_available() -> bool:
-    """Whether there is no bp device."""
+    """Return whether there is no bp device, so that mixed precision is not available."""
     return not torch.bp.is_available()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which devices there are, and which one is current."""
+"""Devices of torch.bp: counts, properties, the current device, synchronization."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch_backplane.accelerator.initialization import _lazy_init
 
 
 def device_count() -> int:
-    """How many bp devices there are, of all drivers.
+    """Return the number of bp devices, of all drivers.
 
-    0, with a warning that says why, where a setting is malformed (`torch.bp.init()` raises the error), and 0 in a child
-    that was forked after its parent had used devices, or found devices of a driver in Python.
+    It is 0, with a warning, if a setting is malformed; `torch.bp.init()` raises the error. It is also 0 in a process
+    that was forked after its parent used a device, or discovered devices of a driver in Python.
     """
     if not _C.is_discovered():
         try:
@@ -28,24 +28,36 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    """True where there is a bp device."""
+    """Return whether there is a bp device."""
     return device_count() > 0
 
 
 def current_device() -> int:
-    """The index of the current device of this thread."""
+    """Return the index of this thread's current device."""
     return _C.current_device()
 
 
 def set_device(device: DeviceLike) -> None:
-    """Make `device` the current one of this thread; a negative index changes nothing."""
+    """Set this thread's current device. With a negative index this does nothing.
+
+    Args:
+        device: a torch.device with an index, a string such as "bp:1", or an index.
+
+    Raises:
+        ValueError: `device` has no index, or another type.
+        RuntimeError: there is no such device.
+    """
     index = _get_device_index(device)
     if index >= 0:
         _C.set_device(index)
 
 
 class device_of(device):
-    """Context manager that makes the device of a tensor or storage the current one; nothing for one elsewhere."""
+    """Context manager that changes the current device to that of a tensor or storage.
+
+    Args:
+        obj: a tensor or storage. If it is not on a bp device, the context manager does nothing.
+    """
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.get_device() if obj.device.type == "bp" else -1)
@@ -56,13 +68,20 @@ def _checked(device: DeviceLike, name: str) -> int:
     index = _get_device_index(device, optional=True)
     count = device_count()
     if not 0 <= index < count:
-        raise AssertionError(f"Invalid {name} id: {index}, where the number of bp devices is {count}")
+        raise AssertionError(f"Invalid {name} id: {index}; the number of bp devices is {count}")
     return index
 
 
 def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
-    """What the device says of itself: driver, name, total_memory (bytes), address_space, host_accessible, compute_units
-    (also under torch.cuda's name multi_processor_count), major, minor, dtypes.
+    """Return the properties of a device.
+
+    Args:
+        device: the device; the current one by default.
+
+    Returns:
+        An object with the attributes `driver`, `kind`, `name`, `total_memory` (bytes), `address_space`,
+        `host_accessible`, `compute_units` (also as torch.cuda's `multi_processor_count`), `major`, `minor`, `dtypes`
+        and `dialect`.
 
     Raises:
         AssertionError: there is no such device.
@@ -71,10 +90,14 @@ def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
 
 
 def native_context(device: DeviceLike = None) -> int:
-    """The hardware API's handle of the device's context (a cl_context, a CUcontext), for other libraries.
+    """Return the native handle of a device's context (a cl_context or CUcontext, say), for other libraries.
+
+    Args:
+        device: the device; the current one by default.
 
     Raises:
-        NotImplementedError: the device has none, or its driver does not tell.
+        AssertionError: there is no such device.
+        NotImplementedError: the device's driver provides no native context.
     """
     index = _checked(device, "device")
     context = getattr(drivers.device(index), "native_context", None)
@@ -85,18 +108,22 @@ def native_context(device: DeviceLike = None) -> int:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """What the hardware calls itself."""
+    """Return the name of a device (the current one by default)."""
     return get_device_properties(device).name
 
 
 def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
-    """(major, minor), as the device's driver defines them."""
+    """Return the (major, minor) capability of a device, as its driver defines it (the current device by default)."""
     properties = get_device_properties(device)
     return properties.major, properties.minor
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """True where `device` can read the memory of `peer_device` without a copy through the host."""
+    """Return whether `device` can access the memory of `peer_device` without a copy through the host.
+
+    Raises:
+        AssertionError: there is no such device.
+    """
     return _C.can_access_peer(_checked(device, "device"), _checked(_get_device_index(peer_device), "peer device"))
 
 
@@ -104,37 +131,44 @@ SYNC_DEBUG_MODES = ("default", "warn", "error")
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Tell what makes the host wait for a device: `item()`, `nonzero()`, copies to the CPU, operators that run there,
-    and waiting for a stream. Each is named, by the operator that the program has called; what waits for a whole device
-    or for an event on purpose is not, as with torch.cuda. On host devices, where operators run on the CPU anyway, only
-    reads and copies are.
+    """Set whether operations that make the host wait for a device give warnings or raise errors.
+
+    These are `item()`, `nonzero()`, copies to the CPU, operators that fall back to the CPU, and synchronization of a
+    stream. The message names the operator that the program called. As in torch.cuda, synchronization of a device or an
+    event is not reported. On host devices, where all operators run on the CPU, only reads and copies are reported.
 
     Args:
-        debug_mode: "default" or 0: nothing is told; "warn" or 1: each is a warning; "error" or 2: each is an error, and
-            nothing waits.
+        debug_mode: "default" or 0 for no reports, "warn" or 1 for warnings, "error" or 2 for errors, raised before the
+            host waits.
 
     Raises:
-        ValueError: another mode.
+        ValueError: `debug_mode` is none of these.
     """
     modes = {name: number for number, name in enumerate(SYNC_DEBUG_MODES)}
     mode = modes.get(debug_mode, -1) if isinstance(debug_mode, str) else debug_mode
     if mode not in modes.values():
-        raise ValueError(f"debug_mode is 'default' (0), 'warn' (1) or 'error' (2), and got {debug_mode!r}")
+        raise ValueError(f"debug_mode must be 'default' (0), 'warn' (1) or 'error' (2), but got {debug_mode!r}")
     _C.set_sync_debug_mode(mode)
 
 
 def get_sync_debug_mode() -> int:
-    """0, 1 or 2: see `set_sync_debug_mode`."""
+    """Return the debug mode for synchronizing operations as a number (see `set_sync_debug_mode`)."""
     return _C.sync_debug_mode()
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Wait for all work in all streams of the device (None: the current one)."""
+    """Wait until all work in all streams of a device is completed.
+
+    Errors that kernels and host callbacks reported are raised here.
+
+    Args:
+        device: the device; the current one by default.
+    """
     _C.synchronize(_get_device_index(device, optional=True))
 
 
 def ipc_collect() -> None:
-    """torch.cuda frees memory here that other processes have let go of; bp memory is never shared.
+    """Not supported. In torch.cuda it frees memory that other processes have released; bp tensors are not shared.
 
     Raises:
         NotImplementedError: always.
@@ -143,9 +177,9 @@ def ipc_collect() -> None:
 
 
 def _sleep(cycles: float) -> None:
-    """Keep the current stream busy for `cycles` of a 1 GHz clock: 1,000,000 are a millisecond, on every device.
+    """Keep the current stream busy for `cycles` of a 1 GHz clock: 1,000,000 cycles are a millisecond on every device.
 
-    For tests and demonstrations; torch.cuda's cycles are those of the GPU's own clock.
+    For tests and demonstrations. torch.cuda counts cycles of the GPU's clock.
     """
     _lazy_init()
     _C.sleep(cycles / 1_000_000)
@@ -160,5 +194,5 @@ def _maybe_exchange_device(device: int) -> int:
 
 
 def _get_device(device: int | str | torch.device) -> torch.device:
-    """`device` as a torch.device."""
+    """Convert `device` to a torch.device."""
     return torch.device("bp", device) if isinstance(device, int) else torch.device(device)

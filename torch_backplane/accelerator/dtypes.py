@@ -1,4 +1,4 @@
-"""Which reduced-precision dtypes the current device computes in."""
+"""Reduced-precision dtypes that the current device supports."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from torch_backplane.accelerator.devices import device_count, get_device_propert
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """True where the current device computes in bfloat16; `including_emulation` is of no matter here."""
+    """Return whether the current device supports bfloat16.
+
+    Args:
+        including_emulation: ignored.
+    """
     return device_count() > 0 and torch.bfloat16 in get_device_properties().dtypes
 
 
 def is_tf32_supported() -> bool:
-    """False: no driver computes float32 matrix products in TF32."""
+    """Return False: bp devices do not compute float32 matrix products in TF32."""
     return False
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that torch.autocast("bp", dtype) takes: float16 and bfloat16, where the current device has them."""
+    """Return the dtypes for torch.autocast("bp", dtype): float16 and bfloat16, if the current device supports them."""
     if device_count() == 0:
         return []
     supported = get_device_properties().dtypes

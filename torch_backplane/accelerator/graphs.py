@@ -1,9 +1,8 @@
-"""Graphs: work that a stream is given once, and is given again in one call. As torch.cuda's, on devices that run
-kernels.
+"""Graphs: commands that are captured once from a stream and replayed with one call, as with torch.cuda.CUDAGraph.
 
-What is captured is what would have been given to the device: kernels, copies within it and from or to pinned memory,
-and the host's part in its work, all with the addresses that they have at the capture. Nothing of it is done before
-`replay`.
+A capture records the commands that would have been submitted to the device, without executing them: kernel launches,
+library calls, copies within the device and from or to pinned memory, and host callbacks. All keep the memory addresses
+that they had in the capture.
 """
 
 from __future__ import annotations
@@ -26,35 +25,39 @@ Graphed = Callable[..., Any]
 
 
 class Graph(_C.Graph):
-    """What torch.cuda.CUDAGraph is for CUDA devices. `torch.accelerator.Graph` is the same graph under PyTorch's own
-    name.
+    """A graph of captured commands: torch.cuda.CUDAGraph for bp devices.
 
-    Tensors that the work reads and writes must live as long as it is replayed, and stay where they are: new inputs are
-    copied into the old ones. The results of a replay are written over by the next. What is allocated in the capture
-    comes from the graph's pool, and from nowhere else. Random numbers are others in each replay, those of the generator
-    as it is then. Numbers that the work was given as Python's stay what they were.
+    `torch.accelerator.Graph` is the same graph under PyTorch's device-independent name.
+
+    Tensors that the graph reads or writes must stay alive and keep their memory as long as the graph is replayed. Copy
+    new inputs into the captured input tensors. Each replay overwrites the results of the previous one. Memory that is
+    allocated during the capture comes from the graph's memory pool. Each replay draws new random numbers from the
+    generators. Python numbers keep their value from the capture.
 
     Args:
-        keep_graph: do not prepare replays at the end of the capture, but when `instantiate` or `replay` is called.
+        keep_graph: instantiate the graph in `instantiate` or the first `replay`, not at the end of the capture.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
         super().__init__(keep_graph)
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
-        """Capture what the current stream is given from now on; another stream joins by waiting for an event of this
-        one's.
+        """Begin to capture the commands that are submitted to the current stream.
+
+        Another stream joins the capture when it waits for an event of a captured stream. `torch.bp.graph` calls this
+        method.
 
         Args:
-            pool: where memory comes from: `other.pool()` of a graph that is replayed before this one and never beside
-                it, or `graph_pool_handle()`. None: a pool of its own.
-            capture_error_mode: who may wait for the device meanwhile: "global" no thread, "thread_local" others than
-                this, "relaxed" all.
+            pool: the memory pool: `other.pool()` of a graph that is always replayed before this one and never at the
+                same time, or `graph_pool_handle()`. None creates a new pool.
+            capture_error_mode: which threads get an error if they wait for the device during the capture: "global" for
+                all, "thread_local" for the capturing thread, "relaxed" for none.
 
         Raises:
-            RuntimeError: this graph has been captured, the stream is the default one, or it is being captured.
-            NotImplementedError: the device runs no kernels, and the host cannot compute in its memory.
-            ValueError: another mode.
+            RuntimeError: the graph has been captured already, the stream is the default stream, or it is being
+                captured.
+            NotImplementedError: the device runs no kernels, and the host cannot access its memory.
+            ValueError: `capture_error_mode` is none of these.
         """
         super().capture_begin(pool, capture_error_mode)
 
@@ -62,59 +65,75 @@ class Graph(_C.Graph):
         """End the capture.
 
         Raises:
-            RuntimeError: there is none; or something in it could not be captured, which the message names; or a stream
-                that joined was not waited for. The stream is as it was before, and there is no graph.
+            RuntimeError: there is no capture; an operation could not be captured, which the message names; or a stream
+                that joined the capture was not waited for. The stream then returns to its normal state, and the graph
+                stays empty.
         """
         super().capture_end()
 
     def instantiate(self) -> None:
-        """Prepare replays. Raises RuntimeError where nothing has been captured."""
+        """Prepare the graph for replays. `capture_end` or the first `replay` calls this method.
+
+        Raises:
+            RuntimeError: nothing has been captured.
+        """
         super().instantiate()
 
     def replay(self) -> None:
-        """Give the work to the current stream of the graph's device. Raises RuntimeError where nothing has been
-        captured."""
+        """Submit the captured commands to the current stream of the graph's device.
+
+        Raises:
+            RuntimeError: nothing has been captured.
+        """
         super().replay()
 
     def reset(self) -> None:
-        """Forget the work, and give the pool up. Its memory is free once no tensor lives in it.
+        """Delete the captured commands and release the memory pool, whose memory is freed when no tensor uses it.
 
-        Raises RuntimeError during the capture.
+        Raises:
+            RuntimeError: the graph is being captured.
         """
         super().reset()
 
     def pool(self) -> PoolId:
-        """The pool's id, for another graph. Raises RuntimeError where nothing has been captured."""
+        """Return the id of the graph's memory pool, to share it with another graph.
+
+        Raises:
+            RuntimeError: nothing has been captured.
+        """
         return super().pool()
 
     def enable_debug_mode(self) -> None:
-        """Allow `debug_dump`."""
+        """Enable `debug_dump`."""
         super().enable_debug_mode()
 
     def debug_dump(self, debug_path: str) -> None:
-        """Write the work to a file in the dot language: a box for each kernel, copy and part of the host's, and what it
-        waits for.
+        """Write the commands and their dependencies to a file in the DOT language.
 
-        Raises RuntimeError without `enable_debug_mode`, where nothing has been captured, or where the file cannot be
-        written.
+        Args:
+            debug_path: the file.
+
+        Raises:
+            RuntimeError: `enable_debug_mode` was not called, nothing has been captured, or the file cannot be written.
         """
         super().debug_dump(debug_path)
 
 
 class graph:
-    """Context manager that captures what it surrounds.
+    """Context manager that captures the commands of its body in a graph.
 
     Args:
-        cuda_graph: a Graph, which is captured. (torch.cuda's name.)
+        cuda_graph: the `Graph` to capture into. The name of the argument is torch.cuda's.
         pool, capture_error_mode: see `Graph.capture_begin`.
-        stream: what the work is given to; None: a stream that all such captures share.
+        stream: the stream to capture, which becomes the current stream. None uses a stream of the current device that
+            all such captures share.
         enable_annotations, check_input_liveness: must be False.
 
     Raises:
-        NotImplementedError: enable_annotations, check_input_liveness.
+        NotImplementedError: `enable_annotations` or `check_input_liveness` is True.
     """
 
-    _streams: dict[int, Stream] = {}  # noqa: RUF012 - shared by all, as said
+    _streams: dict[int, Stream] = {}  # noqa: RUF012 - shared by all instances
 
     def __init__(
         self,
@@ -126,7 +145,7 @@ class graph:
         check_input_liveness: bool = False,
     ) -> None:
         if enable_annotations or check_input_liveness:
-            raise NotImplementedError("graphs on bp have no annotations, and do not watch over their inputs")
+            raise NotImplementedError("bp graphs do not support enable_annotations and check_input_liveness")
         if stream is None:
             device = current_device()
             if device not in self._streams:
@@ -159,12 +178,12 @@ class graph:
 
 
 def graph_pool_handle() -> PoolId:
-    """The id of a pool that is made by the first capture that is given it."""
+    """Return the id of a new memory pool, which the first capture that gets it creates."""
     return _C._memory_new_pool_id(False)
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether what the current stream is given is being captured."""
+    """Return whether the current stream is being captured."""
     return _C.capture_of(current_device()) != 0
 
 
@@ -172,7 +191,7 @@ def is_current_stream_capturing() -> bool:
 
 
 class _Captured:
-    """The graphs of one callable, forward and backward, on tensors that stay where they are."""
+    """The forward and the backward graph of one callable, with their static tensors."""
 
     def __init__(self, function: Graphed, arguments: Any) -> None:
         self.function = function
@@ -182,7 +201,7 @@ class _Captured:
         self.inputs: tuple[torch.Tensor, ...] = (*self.user_inputs, *parameters)
         self.forward_graph, self.backward_graph = Graph(), Graph()
         self.outputs: list[torch.Tensor] = []
-        self.output_spec: TreeSpec = self.spec  # until the capture says
+        self.output_spec: TreeSpec = self.spec  # set by the capture
         self.cotangents: list[torch.Tensor | None] = []
         self.gradients: list[torch.Tensor | None] = []
 
@@ -192,9 +211,9 @@ class _Captured:
             if module._backward_hooks or module._forward_hooks or module._forward_pre_hooks:
                 raise RuntimeError("a module must have no hooks when it is captured; they can be registered afterwards")
             if any(buffer.requires_grad for buffer in module.buffers()):
-                raise RuntimeError("only parameters of a module that is captured may require gradients")
+                raise RuntimeError("a module must have no buffers that require gradients when it is captured")
         if not all(isinstance(one, torch.Tensor) for one in self.user_inputs):
-            raise TypeError("sample_args must hold tensors only")
+            raise TypeError("sample_args must contain tensors only")
 
     def trained(self) -> tuple[torch.Tensor, ...]:
         return tuple(one for one in self.inputs if one.requires_grad)
@@ -227,17 +246,20 @@ class _Captured:
         with graph(self.backward_graph, pool=pool):
             found = iter(self.differentiate(self.outputs, self.cotangents, allow_unused))
         self.gradients = [next(found, None) if one.requires_grad else None for one in self.inputs]
-        self.outputs = [one.detach() for one in self.outputs]  # without what autograd has kept for them
+        self.outputs = [one.detach() for one in self.outputs]  # releases the autograd graph
 
     def free_gradients(self) -> None:
-        """Gives parameters whose `grad` is still what the last replay wrote, as autograd takes it over, a copy of it:
-        the next one is added to that."""
+        """Copies each parameter's `grad` that is the graph's static gradient tensor.
+
+        Autograd assigns that tensor to `grad` without a copy. The next replay would overwrite it before its gradient is
+        accumulated.
+        """
         for parameter, gradient in zip(self.inputs, self.gradients, strict=True):
             if gradient is not None and parameter.grad is not None and parameter.grad.is_set_to(gradient):
                 parameter.grad = parameter.grad.clone()
 
     def made(self) -> Graphed:
-        """A function that replays."""
+        """Returns a function that replays the graphs."""
         captured = self
 
         class Replayed(torch.autograd.Function):
@@ -265,12 +287,12 @@ class _Captured:
         def replayed(*arguments: Any) -> Any:
             given, spec = tree_flatten(arguments)
             if spec != captured.spec:
-                raise ValueError(f"the callable was captured with arguments like {captured.spec}, and got {spec}")
+                raise ValueError(f"the callable was captured with arguments like {captured.spec}, but got {spec}")
             for place, one in zip(captured.user_inputs, given, strict=True):
                 if place.shape != one.shape or place.dtype != one.dtype:
                     raise ValueError(
                         f"the callable was captured with a tensor of shape {list(place.shape)} and {place.dtype}, "
-                        f"and got shape {list(one.shape)} and {one.dtype}"
+                        f"but got shape {list(one.shape)} and {one.dtype}"
                     )
             outputs = Replayed.apply(*given, *captured.inputs[len(captured.user_inputs) :])
             return tree_unflatten(outputs, captured.output_spec)
@@ -279,7 +301,7 @@ class _Captured:
 
 
 def _in_place_of(module: torch.nn.Module, replayed: Graphed) -> torch.nn.Module:
-    """The module, which replays in the mode that it was captured in, and else runs as before."""
+    """Replaces the module's `forward`: it replays in the training mode of the capture, and runs as before otherwise."""
     training, plain = module.training, module.forward
 
     def forward(*arguments: Any, **named: Any) -> Any:
@@ -296,29 +318,34 @@ def make_graphed_callables(
     allow_unused_input: bool = False,
     pool: PoolId | None = None,
 ) -> Any:
-    """Functions or modules whose forward and backward passes are graphs, to be called as before.
+    """Capture the forward and backward passes of functions or modules, and return versions that replay them.
 
     Args:
-        callables: one, or a tuple of several, in the order in which the program calls them: they share a pool.
-        sample_args: a tuple of tensors, which the graphs keep as their inputs; or a tuple of such tuples. Arguments of
-            later calls are copied into them, and need the same shapes, dtypes and requires_grad.
-        num_warmup_iters: calls before the capture.
-        allow_unused_input: whether inputs may have no part in the results.
+        callables: a function or module, or a tuple of them in the order in which the program calls them. They share a
+            memory pool.
+        sample_args: a tuple of tensors; for a tuple of callables, a tuple of such tuples. The graphs use the tensors as
+            their inputs: arguments of later calls are copied into them, and must have the same shapes, dtypes and
+            requires_grad.
+        num_warmup_iters: number of calls before the capture.
+        allow_unused_input: whether inputs that do not contribute to the results are allowed.
         pool: see `Graph.capture_begin`.
 
+    Returns:
+        The graphed callable, or a tuple of them. A module is returned itself, with another `forward`. A graphed
+        callable raises a ValueError if its arguments do not match `sample_args`.
+
     Raises:
-        RuntimeError: a module that has hooks, or buffers that require gradients; autocast with its cache; something
-            that cannot be captured.
-        TypeError: sample_args that are no tensors.
-        ValueError: as many sample_args as callables are needed; and, of the graphed callables, arguments that do not
-            fit.
+        RuntimeError: a module has hooks or buffers that require gradients, autocast is enabled with its cache, or an
+            operation cannot be captured.
+        TypeError: `sample_args` contains something other than tensors.
+        ValueError: the numbers of `callables` and `sample_args` differ.
     """
     if torch.is_autocast_enabled("bp") and torch.is_autocast_cache_enabled():
-        raise RuntimeError("callables cannot be captured while autocast keeps a cache: pass cache_enabled=False to it")
+        raise RuntimeError("callables cannot be captured with autocast's cache: pass cache_enabled=False to autocast")
     several = isinstance(callables, tuple)
     functions, samples = (callables, sample_args) if several else ((callables,), (sample_args,))
     if len(functions) != len(samples):
-        raise ValueError(f"each of the {len(functions)} callables needs its sample_args, and {len(samples)} were given")
+        raise ValueError(f"each of the {len(functions)} callables needs sample_args, but got {len(samples)}")
     captured = [_Captured(function, arguments) for function, arguments in zip(functions, samples, strict=True)]
     for one in captured:
         one.check()

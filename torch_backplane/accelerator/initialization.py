@@ -1,7 +1,7 @@
-"""The first use of a device, and what is put off until then.
+"""Lazy initialization at the first use of a device.
 
-Discovering devices may be slow and must not happen in a program that uses none, so `torch.manual_seed` and the like are
-remembered and run when the first device is used. The runtime calls `_lazy_init` at that moment.
+Discovery of devices can be slow and must not happen in programs that use none. Therefore calls such as
+`torch.manual_seed` are deferred until the first use of a device, when the runtime calls `_lazy_init`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_DEVICE_MESSAGE = "no bp device is available: `python -m torch_backplane info`
 
 
 class DeferredBpCallError(Exception):
-    """A call that was put off until the first use of a device failed then."""
+    """Raised at the first use of a device if a deferred call fails, such as one that sets a generator's state."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,25 @@ def _is_compiled() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """True in a child that was forked after its parent had used devices, or found devices of a driver in Python."""
+    """Whether this process was forked after its parent used a device, or discovered devices of a driver in Python."""
     return _C.in_bad_fork()
 
 
 def is_initialized() -> bool:
-    """True once a device has been used in this process."""
+    """Return whether torch.bp has been initialized, which the first use of a device does."""
     return _C.is_initialized() and not _C.in_bad_fork()
 
 
 def init() -> None:
-    """Discover the devices and run what was put off until then. Does nothing where that has happened.
+    """Initialize torch.bp: discover the devices and run deferred calls. Does nothing if it is initialized.
 
-    Nobody needs to call it: every use of a device does. It tells what is wrong where devices cannot be found.
+    Programs need not call it, as the first use of a device does. It is useful to get the error if devices cannot be
+    discovered.
 
     Raises:
-        RuntimeError: there is no device, or this process was forked after its parent had used devices.
+        RuntimeError: there is no device, or this process was forked after its parent used a device.
         ValueError: an environment variable is malformed.
-        DeferredBpCallError: a call that was put off failed.
+        DeferredBpCallError: a deferred call failed.
     """
     _lazy_init()
 
@@ -89,18 +90,18 @@ def _run(call: DeferredCall) -> None:
         call.function()
     except Exception as error:
         raise DeferredBpCallError(
-            f"a bp call that was put off until the first use of a device failed: {error}\n\n"
-            f"It was made at:\n\n{''.join(call.stack.format())}"
+            f"a bp call that was deferred until the first use of a device failed: {error}\n\n"
+            f"The call was originally made at:\n\n{''.join(call.stack.format())}"
         ) from error
 
 
 def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
-    """Run `callable` now if a device has been used, else at the first use of one.
+    """Run `callable` now if torch.bp is initialized, else defer it until then.
 
     Args:
-        callable: takes no arguments.
-        seed: it seeds the current device's generator, so an earlier such call need not be kept.
-        seed_all: it seeds every generator, so no earlier call that seeds need be kept.
+        callable: a function without arguments.
+        seed: whether it seeds the current device's generator. It then replaces earlier deferred calls with `seed`.
+        seed_all: whether it seeds every generator. It then replaces all earlier deferred calls that seed.
     """
     seeds = "all" if kwargs.get("seed_all") else "one" if kwargs.get("seed") else ""
     with _lock:
@@ -117,11 +118,11 @@ def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
 
 
 def _discover() -> None:
-    """Find the devices; where one of them runs kernels, declare the operators that have any."""
+    """Discover the devices. If one of them runs kernels, declare the operators that have planners."""
     drivers.discover()
     if with_kernels := drivers.with_kernels():
         from torch_backplane.operators import (
-            kernel_capabilities,  # declares all of them: slow, and not needed on other devices
+            kernel_capabilities,  # imports and declares all operators, which is slow and not needed on other devices
         )
 
         kernel_capabilities.declare_kernel_capabilities(with_kernels)

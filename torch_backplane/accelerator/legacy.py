@@ -1,7 +1,4 @@
-"""Names that PyTorch keeps for old programs: typed storages and tensors (torch.bp.FloatStorage, torch.bp.FloatTensor).
-
-They are made when they are first asked for.
-"""
+"""Legacy typed tensors and storages, such as torch.bp.FloatTensor and FloatStorage, created on first access."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ NAMES = [f"{name}Tensor" for name in TENSORS] + [f"{name}Storage" for name in ST
 
 
 class _StorageOfBp(_LegacyStorage):
-    """What torch.cuda's typed storages are, in torch.bp: PyTorch tells the device from the name of the module."""
+    """Base class of typed storages. PyTorch derives their device from the name of their module, torch.bp."""
 
     @classmethod
     def from_buffer(cls, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +52,7 @@ class _ClassProperty:
 
 
 class _TensorType(type):
-    """The type of torch.bp.FloatTensor and its like: no tensor's class, but it asks and makes."""
+    """Metaclass of torch.bp.FloatTensor and the like. They only support isinstance checks and calls."""
 
     dtype: torch.dtype
     is_sparse = False
@@ -79,9 +76,9 @@ class _TensorType(type):
 
 
 def named(name: str) -> Any:
-    """torch.bp's "FloatTensor" or "FloatStorage"; `name` is one of `NAMES`."""
+    """Create the typed tensor or storage with one of `NAMES`, such as "FloatTensor"."""
     if name.endswith("Tensor"):
-        # Its whole name: `tensor.type(torch.bp.FloatTensor)` reads no other.
+        # The qualified name, as `tensor.type(torch.bp.FloatTensor)` reads only `__name__`.
         whole = f"torch.bp.{name}"
         body = {"dtype": TENSORS[name.removesuffix("Tensor")], "__module__": "torch.bp"}
         return _TensorType(whole, (), body)

@@ -1,7 +1,7 @@
 """`torch.bp.memory`: statistics, limits, pools and history of the caching allocator.
 
-The names, arguments and results are those of `torch.cuda.memory`. `device` is always a torch.device, a string such as
-"bp:1", an index, or None for the current device; sizes are in bytes.
+The API is that of `torch.cuda.memory`. A `device` argument is a torch.device, a string such as "bp:1", an index, or
+None for the current device. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ ALL_POOLS: PoolId = (0, 0)
 
 
 def _index(device: DeviceLike) -> int:
-    """The index that a device argument means; raises as the runtime does where there is no such device."""
+    """The index of a device argument. Raises the runtime's error if there is no such device."""
     index = _get_device_index(device, optional=True)
     if index < 0:
-        raise ValueError(f"a bp device index must be >= 0, and got {index}")
+        raise ValueError(f"a bp device index must be >= 0, but got {index}")
     return _C.checked_index(index)
 
 
@@ -77,20 +77,22 @@ def _index(device: DeviceLike) -> int:
 
 
 def memory_stats(device: DeviceLike = None) -> collections.OrderedDict[str, Any]:
-    """The statistics of a device's allocator by name, sorted; empty before devices are first used.
+    """Return the statistics of a device's caching allocator as a sorted dict; empty before torch.bp is initialized.
 
-    The keys are those that torch.cuda.memory_stats documents: `{allocation, segment, active, inactive_split,
-    allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes}.{all, large_pool, small_pool}.
-    {current, peak, allocated, freed}`, `{oversize_allocations, oversize_segments}.{current, peak, allocated, freed}`,
-    and the counts `num_alloc_retries`, `num_ooms`, `num_sync_all_streams`, `num_device_alloc`, `num_device_free`,
-    `num_oom_rejections` (always 0 here), `max_split_size`. What a private pool has reserved is under
-    `reserved_bytes_by_private_pools.0_1.all.current` and so on for the pool with id (0, 1).
+    The keys are those that torch.cuda.memory_stats documents:
+
+    - `{allocation, segment, active, inactive_split, allocated_bytes, reserved_bytes, active_bytes,
+      inactive_split_bytes, requested_bytes}.{all, large_pool, small_pool}.{current, peak, allocated, freed}`
+    - `{oversize_allocations, oversize_segments}.{current, peak, allocated, freed}`
+    - `num_alloc_retries`, `num_ooms`, `num_sync_all_streams`, `num_device_alloc`, `num_device_free`,
+      `num_oom_rejections` (always 0 here), `max_split_size`
+    - `reserved_bytes_by_private_pools.0_1.all.current` and so on, for the private pool with the id (0, 1)
     """
     return _flatten(memory_stats_as_nested_dict(device))
 
 
 def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
-    """`memory_stats` as dicts of dicts."""
+    """Return the statistics of `memory_stats` as nested dicts."""
     return _C._memory_stats(_index(device)) if is_initialized() else {}
 
 
@@ -110,44 +112,44 @@ def _flatten(nested: dict[Any, Any]) -> collections.OrderedDict[str, Any]:
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
-    """Set the `allocated` and `freed` totals and the event counts of a device to 0."""
+    """Reset the totals (`allocated`, `freed`) and event counts of a device to 0."""
     _C._memory_reset_accumulated_stats(_index(device))
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Set the `peak` values of a device to what is current."""
+    """Reset the `peak` statistics of a device to the current values."""
     _C._memory_reset_peak_stats(_index(device))
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Bytes that tensors occupy now."""
+    """Return the bytes that tensors occupy on a device."""
     return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
-    """The most bytes that tensors have occupied since the start or `reset_peak_memory_stats`."""
+    """Return the maximum bytes that tensors occupied since the start or the last `reset_peak_memory_stats`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
-    """Bytes that the allocator holds: in tensors and cached."""
+    """Return the bytes that the caching allocator holds on a device, in tensors and in its cache."""
     return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
-    """The most bytes that the allocator has held since the start or `reset_peak_memory_stats`."""
+    """Return the maximum bytes that the allocator held since the start or the last `reset_peak_memory_stats`."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 @deprecated("`torch.bp.memory_cached` has been renamed to `torch.bp.memory_reserved`", category=FutureWarning)
 def memory_cached(device: DeviceLike = None) -> int:
-    """The old name of `memory_reserved`."""
+    """Deprecated: use `memory_reserved`."""
     return memory_reserved(device)
 
 
 @deprecated("`torch.bp.max_memory_cached` has been renamed to `torch.bp.max_memory_reserved`", category=FutureWarning)
 def max_memory_cached(device: DeviceLike = None) -> int:
-    """The old name of `max_memory_reserved`."""
+    """Deprecated: use `max_memory_reserved`."""
     return max_memory_reserved(device)
 
 
@@ -160,19 +162,19 @@ def _warn_reset(name: str) -> None:
 
 
 def reset_max_memory_allocated(device: DeviceLike = None) -> None:
-    """Call `reset_peak_memory_stats`, with a warning that it resets every peak."""
+    """Deprecated: use `reset_peak_memory_stats`, which this calls after a warning that it resets all peaks."""
     _warn_reset("reset_max_memory_allocated")
     reset_peak_memory_stats(device)
 
 
 def reset_max_memory_cached(device: DeviceLike = None) -> None:
-    """Call `reset_peak_memory_stats`, with a warning that it resets every peak."""
+    """Deprecated: use `reset_peak_memory_stats`, which this calls after a warning that it resets all peaks."""
     _warn_reset("reset_max_memory_cached")
     reset_peak_memory_stats(device)
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """(free, total) bytes of the device, as its driver tells them."""
+    """Return the (free, total) bytes of a device's memory, as its driver reports them."""
     free, total = _C._memory_info(_index(device))
     return free, total
 
@@ -181,25 +183,29 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def host_memory_stats() -> collections.OrderedDict[str, Any]:
-    """The statistics of the pinned host allocator by name: `{allocations, allocated_bytes, active_requests,
-    active_bytes}.{current, peak, allocated, freed}`, `{host_alloc_time, host_free_time}.{total, max, min, count, avg}`
-    in microseconds, `num_host_alloc`, `num_host_free`. Empty before devices are first used.
+    """Return the statistics of the allocator of pinned host memory; empty before torch.bp is initialized.
+
+    The keys are:
+
+    - `{allocations, allocated_bytes, active_requests, active_bytes}.{current, peak, allocated, freed}`
+    - `{host_alloc_time, host_free_time}.{total, max, min, count, avg}`, in microseconds
+    - `num_host_alloc`, `num_host_free`
     """
     return _flatten(host_memory_stats_as_nested_dict())
 
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
-    """`host_memory_stats` as dicts of dicts."""
+    """Return the statistics of `host_memory_stats` as nested dicts."""
     return _C._memory_host_stats() if is_initialized() else {}
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Set the totals of the pinned host allocator to 0."""
+    """Reset the totals (`allocated`, `freed`) of the allocator of pinned host memory to 0."""
     _C._memory_reset_accumulated_host_stats()
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Set the peaks of the pinned host allocator to what is current."""
+    """Reset the `peak` statistics of the allocator of pinned host memory to the current values."""
     _C._memory_reset_peak_host_stats()
 
 
@@ -207,15 +213,15 @@ def reset_peak_host_memory_stats() -> None:
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: torch.Stream | int | None = None) -> int:
-    """The address of `size` new bytes, to be given back with `caching_allocator_delete`.
+    """Allocate memory and return its address. Free it with `caching_allocator_delete`.
 
     Args:
-        size: bytes; 0 gives address 0.
-        device: where.
-        stream: the stream whose work may use the memory, or the driver's handle of it; by default the current one.
+        size: bytes. For 0 the address is 0.
+        device: the device.
+        stream: the stream that uses the memory, or the driver's handle of one; the current stream by default.
 
     Raises:
-        torch.OutOfMemoryError: the device has not that much.
+        torch.OutOfMemoryError: the device does not have enough memory.
         TypeError: `stream` is neither a stream nor a handle.
     """
     index = _index(device)
@@ -231,20 +237,26 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: torch.
 
 
 def caching_allocator_delete(mem_ptr: int) -> None:
-    """Give back what `caching_allocator_alloc` returned.
+    """Free memory that `caching_allocator_alloc` allocated.
+
+    Args:
+        mem_ptr: the address; 0 does nothing.
 
     Raises:
-        RuntimeError: this is not the address of an allocation, for example because it was freed before.
+        RuntimeError: `mem_ptr` is not the address of an allocation, for example because it was freed before.
     """
     if mem_ptr:
         _C._memory_free(mem_ptr)
 
 
 def caching_allocator_enable(value: bool = True) -> None:
-    """Switch caching on or off.
+    """Enable or disable the cache of the caching allocator.
 
-    While it is off, each allocation gets memory of its own from the driver, which goes back when it is freed: slow, and
-    what memory checkers need.
+    While it is disabled, each allocation gets its own memory from the driver, and returns it when it is freed. That is
+    slow, but memory checkers need it. Does nothing before torch.bp is initialized.
+
+    Args:
+        value: whether to enable the cache.
     """
     if is_initialized():
         _C._memory_enable_caching(value)
@@ -252,7 +264,7 @@ def caching_allocator_enable(value: bool = True) -> None:
 
 @contextlib.contextmanager
 def caching_allocator_disabled() -> Iterator[None]:
-    """Allocate without caching inside the `with` block."""
+    """Context manager that disables the cache of the caching allocator."""
     before = _C._memory_is_caching_enabled()
     caching_allocator_enable(False)
     try:
@@ -262,11 +274,17 @@ def caching_allocator_disabled() -> Iterator[None]:
 
 
 def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
-    """Let this process have at most `fraction` (0 to 1) of a device's total memory; beyond that, out-of-memory errors.
+    """Limit the memory of this process on a device to a fraction of the device's total memory.
+
+    Allocations beyond the limit raise torch.OutOfMemoryError.
+
+    Args:
+        fraction: from 0 to 1.
+        device: the device.
 
     Raises:
         TypeError: `fraction` is not a float.
-        ValueError: it is not from 0 to 1.
+        ValueError: `fraction` is not in [0, 1].
     """
     if not isinstance(fraction, float):
         raise TypeError("Invalid type for fraction argument, must be `float`")
@@ -276,64 +294,72 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
-    """What `set_per_process_memory_fraction` or PYTORCH_ALLOC_CONF has set; 1.0 by default."""
+    """Return the limit set by `set_per_process_memory_fraction` or PYTORCH_ALLOC_CONF; 1.0 by default."""
     return _C._memory_get_fraction(_index(device))
 
 
 def empty_cache() -> None:
-    """Give every segment in which nothing is allocated back to the devices."""
+    """Release all segments without allocations to the devices, so that other processes can use the memory."""
     if is_initialized():
         _C._memory_empty_cache(ALL_POOLS)
 
 
 def get_allocator_backend() -> str:
-    """Always "native": torch.cuda's other one, cudaMallocAsync, is a feature of CUDA."""
+    """Return "native". torch.cuda's other backend, cudaMallocAsync, is specific to CUDA."""
     return "native"
 
 
 def change_current_allocator(allocator: PluggableAllocator) -> None:
-    """Takes the memory of all devices from an allocator, for the rest of the process; pools that have one keep theirs.
+    """Set the allocator from which all devices get their segments, for the rest of the process.
+
+    Pools that were created with an allocator keep it.
+
+    Args:
+        allocator: the allocator.
 
     Raises:
-        RuntimeError: a device has given memory already.
-        NotImplementedError: a device knows only its driver's memory, as all do that are not in host memory.
-        TypeError: it is no `PluggableAllocator`.
+        RuntimeError: a device has allocated memory already.
+        NotImplementedError: a device does not support pluggable allocators; only devices in host memory do.
+        TypeError: `allocator` is not a `PluggableAllocator`.
     """
     _C._memory_set_source(*pluggable.checked(allocator).addresses)
 
 
 def list_gpu_processes(device: DeviceLike = None) -> str:
-    """Not possible: drivers see only their own process.
+    """Not supported: drivers do not report other processes.
 
     Raises:
         NotImplementedError: always.
     """
-    raise NotImplementedError("bp drivers cannot tell which other processes use a device; mem_get_info() tells the sum")
+    raise NotImplementedError("bp drivers do not report other processes; mem_get_info() reports the memory of all")
 
 
 def memory_usage(device: DeviceLike = None) -> int:
-    """Not possible: how busy the memory is, drivers cannot tell.
+    """Not supported: drivers do not report memory utilization.
 
     Raises:
         NotImplementedError: always.
     """
-    raise NotImplementedError("bp drivers cannot tell how much of the time a device's memory is being read or written")
+    raise NotImplementedError("bp drivers do not report memory utilization")
 
 
 def utilization(device: DeviceLike = None) -> int:
-    """Not possible: how busy the device is, drivers cannot tell.
+    """Not supported: drivers do not report device utilization.
 
     Raises:
         NotImplementedError: always.
     """
-    raise NotImplementedError("bp drivers cannot tell how much of the time a device is busy")
+    raise NotImplementedError("bp drivers do not report device utilization")
 
 
 def _set_allocator_settings(env: str) -> None:
-    """Change settings at run time; `env` is as in PYTORCH_ALLOC_CONF.
+    """Change settings of the caching allocator.
+
+    Args:
+        env: settings in the format of PYTORCH_ALLOC_CONF.
 
     Raises:
-        ValueError: it is malformed, or names an unknown option. Nothing is changed then.
+        ValueError: `env` is malformed or contains an unknown option. No setting is changed then.
     """
     _C._memory_set_settings(env)
 
@@ -342,14 +368,17 @@ def _set_allocator_settings(env: str) -> None:
 
 
 class MemPool:
-    """Memory of its own, which only allocations inside `use_mem_pool` use.
+    """A private memory pool of the current device, for allocations inside `use_mem_pool`.
 
-    Its segments go back to the device when neither this object nor a tensor needs them any more.
+    Its segments are released when neither this object nor a tensor uses them.
 
     Args:
-        allocator: a `PluggableAllocator`, where its segments come from; None: the device.
-        use_on_oom: its free blocks serve other allocations before an out-of-memory error would be raised.
-        no_split: every allocation takes a whole segment or cached block.
+        allocator: the `PluggableAllocator` that provides the segments; None for the device.
+        use_on_oom: whether other allocations can use the pool's free blocks before an out-of-memory error is raised.
+        no_split: whether each allocation gets a whole segment or cached block.
+
+    Raises:
+        TypeError: `allocator` is not a `PluggableAllocator`.
     """
 
     def __init__(
@@ -365,35 +394,39 @@ class MemPool:
             _C._memory_set_pool_source(self.device, self._id, *source.addresses)
 
     def __del__(self) -> None:
-        # At exit the module's globals may be gone, and the memory goes with the process anyway.
+        # At exit the module's globals may be gone. The process then releases the memory.
         if hasattr(self, "_id") and _C is not None and is_initialized():
             _C._memory_release_pool(self.device, self._id)
             _C._memory_empty_cache(self._id)
 
     @property
     def id(self) -> PoolId:
-        """Identifies the pool in snapshots and statistics."""
+        """The pool's id in snapshots and statistics."""
         return self._id
 
     @property
     def allocator(self) -> PluggableAllocator | None:
-        """Where its segments come from; None: the device."""
+        """The allocator that provides the segments; None for the device."""
         return self._allocator
 
     def use_count(self) -> int:
-        """How many users the pool has: this object, and each `use_mem_pool` that is under way."""
+        """Return the number of the pool's users: this object, and each active `use_mem_pool`."""
         return _C._memory_pool_use_count(self.device, self._id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-        """The pool's segments, as `memory_snapshot` gives them."""
+        """Return the pool's segments in the format of `memory_snapshot`."""
         return memory_snapshot(self._id, include_traces)
 
 
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool, device: DeviceLike = None) -> Iterator[None]:
-    """Take the allocations of this thread on one device from a pool.
+    """Context manager that allocates this thread's memory on a device from a pool.
 
-    Other threads, autograd's included, allocate as before.
+    Other threads, including autograd's, are not affected.
+
+    Args:
+        pool: the pool.
+        device: the device.
     """
     index = _index(device)
     _C._memory_begin_allocate_current_thread_to_pool(index, pool.id)
@@ -408,15 +441,24 @@ def use_mem_pool(pool: MemPool, device: DeviceLike = None) -> Iterator[None]:
 
 
 def memory_snapshot(mempool_id: PoolId | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
-    """The segments of all devices, or of one pool, each with its blocks; see `_snapshot` for the format."""
+    """Return the segments of all devices, or of one pool, with their blocks. `_snapshot` describes the format.
+
+    Args:
+        mempool_id: the id of a pool; None for all pools.
+        include_traces: whether to include recorded stack traces.
+    """
     return _C._memory_snapshot(mempool_id or ALL_POOLS, include_traces)["segments"]
 
 
 def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-    """All segments, and what has happened since `_record_memory_history`, of all devices.
+    """Return all segments of all devices, and the events since `_record_memory_history`.
 
-    The format is that of torch.cuda.memory._snapshot, which documents it; torch.cuda._memory_viz and
-    https://pytorch.org/memory_viz read it. `device` is ignored, as torch.cuda ignores it.
+    The format is that of torch.cuda.memory._snapshot. torch.cuda._memory_viz and https://pytorch.org/memory_viz read
+    it.
+
+    Args:
+        device: ignored, as in torch.cuda.
+        augment_with_fx_traces: whether to add FX traces to the stack frames.
     """
     snapshot: Any = _C._memory_snapshot(ALL_POOLS, True)
     if augment_with_fx_traces:
@@ -427,7 +469,7 @@ def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -
 
 
 def _dump_snapshot(filename: str = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
-    """Write `_snapshot()` to a file that https://pytorch.org/memory_viz opens."""
+    """Save `_snapshot()` in a file that https://pytorch.org/memory_viz opens."""
     with open(filename, "wb") as file:
         pickle.dump(_snapshot(augment_with_fx_traces=augment_with_fx_traces), file)
 
@@ -443,27 +485,27 @@ def _record_memory_history(
     global_record_annotations: bool = False,
     skip_actions: Sequence[str] | None = None,
 ) -> None:
-    """Start or stop recording what the allocators of all devices do.
+    """Start or stop recording the history of the allocators of all devices.
 
     Args:
-        enabled: None stops; "state" keeps where the present allocations come from; "all" keeps every event too. A bool
-            means "all" or None.
-        context: for what a stack is kept: None, "state" (present allocations), "alloc" (also past ones), "all" (also
-            frees).
-        stacks: "python", or "all" for C++ frames too.
-        max_entries: how many events to keep; then the oldest are overwritten.
-        device: ignored, as torch.cuda ignores it.
-        clear_history: forget what was recorded before.
+        enabled: None stops recording. "state" records the origin of present allocations, "all" also records every
+            event. True means "all" and False means None.
+        context: which stack traces to record: None for none, "state" for those of present allocations, "alloc" also for
+            past allocations, "all" also for frees.
+        stacks: "python" for Python frames, "all" for C++ frames, too.
+        max_entries: maximum number of events. The oldest ones are overwritten.
+        device: ignored, as in torch.cuda.
+        clear_history: whether to delete the events recorded so far.
         compile_context, global_record_annotations: must be False.
-        skip_actions: kinds of events not to record, by their names in the snapshot.
+        skip_actions: kinds of events not to record, by their names in snapshots.
 
     Raises:
-        ValueError: a word that is not among these.
-        NotImplementedError: compile_context or global_record_annotations is asked for.
+        ValueError: `enabled`, `context`, `stacks` or `skip_actions` is none of these.
+        NotImplementedError: `compile_context` or `global_record_annotations` is True.
     """
     if compile_context or global_record_annotations:
         raise NotImplementedError(
-            "compile_context and global_record_annotations are recorded by hooks that PyTorch offers only to torch.cuda"
+            "compile_context and global_record_annotations are not supported: PyTorch has their hooks only for CUDA"
         )
     if isinstance(enabled, bool):
         enabled = "all" if enabled else None
@@ -471,30 +513,32 @@ def _record_memory_history(
 
 
 def _allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
-    """The frames where the allocation that starts at `data_ptr` was made; None where that was not recorded."""
+    """Return the stack frames of the allocation at address `data_ptr`; None if they were not recorded."""
     return _C._memory_allocation_traceback(data_ptr)
 
 
 def _set_memory_metadata(metadata: str) -> None:
-    """Attach a text to every event that is recorded from now on; "" for none."""
+    """Attach a text to all events that are recorded from now on; "" for none."""
     _C._memory_set_metadata(metadata)
 
 
 def _get_memory_metadata() -> str:
-    """The text that `_set_memory_metadata` has set."""
+    """Return the text set by `_set_memory_metadata`."""
     return _C._memory_get_metadata()
 
 
 def _attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> None:
-    """Call `observer(device index, bytes wanted, bytes allowed or in all, bytes free)` before each out-of-memory error.
+    """Attach a function that is called before each out-of-memory error, for the rest of the process.
 
-    It stays attached for the life of the process.
+    Args:
+        observer: called with the device index, the size of the requested segment, the memory limit (by default the
+            device's total memory) and the free memory, all in bytes.
     """
     _C._memory_attach_out_of_memory_observer(observer)
 
 
 def _save_segment_usage(filename: str = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
-    """Write a flame graph of the segments as SVG (fetches PyTorch's script for it from the network)."""
+    """Save a flame graph of the segments as SVG. Downloads PyTorch's script for flame graphs."""
     from torch.cuda._memory_viz import segments
 
     with open(filename, "w") as file:
@@ -502,7 +546,7 @@ def _save_segment_usage(filename: str = "output.svg", snapshot: dict[str, Any] |
 
 
 def _save_memory_usage(filename: str = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
-    """Write a flame graph of the allocations as SVG (fetches PyTorch's script for it from the network)."""
+    """Save a flame graph of the allocations as SVG. Downloads PyTorch's script for flame graphs."""
     from torch.cuda._memory_viz import memory
 
     with open(filename, "w") as file:
@@ -530,11 +574,11 @@ UNITS = {"bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")), "count": (10
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
-    """A printable table of `memory_stats`.
+    """Return a printable table of the statistics of `memory_stats`.
 
     Args:
-        device: of which device.
-        abbreviated: leave out the parts of the large and the small pool.
+        device: the device.
+        abbreviated: whether to omit the statistics of the large and the small pool.
     """
     index = _index(device)
     stats = memory_stats(index)
@@ -557,7 +601,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
             cells = []
             for column in SUMMARY_COLUMNS:
                 value = stats[f"{statistic}.{pool}.{column}" if by_pool else f"{statistic}.{column}"]
-                # The parts are shown in the unit of the whole.
+                # Pools are shown in the unit of the total.
                 cells.append(_format(value, scale.setdefault(column, value), unit))
             lines.append(" | ".join([f" {title if part is None else '     ' + part:<21}", *cells]).ljust(width))
     lines.append("=" * width)
@@ -565,7 +609,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
 
 
 def _format(value: int, scale_by: int, unit: str) -> str:
-    """`value` in the unit in which `scale_by` has few digits, 10 characters wide."""
+    """Formats `value` in 10 characters, in the unit that suits `scale_by`."""
     base, names = UNITS[unit]
     limit = 768 * 1024 if base == 1024 else 750 * 1000
     step = 0

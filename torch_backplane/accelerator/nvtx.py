@@ -1,8 +1,8 @@
-"""Ranges and marks of one's own in profiles: torch.bp.nvtx.
+"""`torch.bp.nvtx`: user-defined ranges and marks in profiles, with the API of `torch.cuda.nvtx`.
 
-The names and meaning are those of torch.cuda.nvtx. There, tools of NVIDIA's show them; here, torch.profiler and
-torch.autograd.profiler do, as they show torch.profiler.record_function: on the host, and on the device from the first
-to the last of what was given to a stream meanwhile. Where no profile is taken they do next to nothing.
+torch.profiler and torch.autograd.profiler show them like torch.profiler.record_function: on the host, and on the device
+from the first to the last command that was submitted to a stream in the range. Without a profiler they cost almost
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _started: dict[int, torch.autograd.profiler.record_function] = {}
 
 
 def _ranges() -> list[torch.autograd.profiler.record_function]:
-    """The ranges that this thread is in, innermost last."""
+    """The open ranges of this thread, innermost last."""
     if not hasattr(_local, "ranges"):
         _local.ranges = []
     found: list[torch.autograd.profiler.record_function] = _local.ranges
@@ -31,54 +31,87 @@ def _ranges() -> list[torch.autograd.profiler.record_function]:
 
 def _begun(msg: str) -> torch.autograd.profiler.record_function:
     if not isinstance(msg, str):
-        raise TypeError(f"the message of a range is a str, and got {type(msg).__name__}")
+        raise TypeError(f"msg must be a str, but got {type(msg).__name__}")
     begun = torch.autograd.profiler.record_function(msg)
     begun.__enter__()
     return begun
 
 
 def range_push(msg: str) -> int:
-    """Begins a range inside those that this thread is in, and returns how many those are."""
+    """Push a range onto this thread's stack of nested ranges.
+
+    Args:
+        msg: the name of the range.
+
+    Returns:
+        The zero-based depth of the range.
+    """
     ranges = _ranges()
     ranges.append(_begun(msg))
     return len(ranges) - 1
 
 
 def range_pop() -> int:
-    """Ends the innermost range of this thread, and returns how many it is in now.
+    """Pop the innermost range from this thread's stack of nested ranges.
 
-    Raises RuntimeError where it is in none.
+    Returns:
+        The zero-based depth of the popped range.
+
+    Raises:
+        RuntimeError: the stack is empty.
     """
     ranges = _ranges()
     if not ranges:
-        raise RuntimeError("range_pop() ends a range, and this thread is in none: range_push() begins one")
+        raise RuntimeError("range_pop() needs an open range in this thread: call range_push() first")
     ranges.pop().__exit__(None, None, None)
     return len(ranges)
 
 
 def range_start(msg: str) -> int:
-    """Begins a range that any thread may end, by range_end() of the number that this returns."""
+    """Begin a range that any thread can end.
+
+    Args:
+        msg: the name of the range.
+
+    Returns:
+        The id to pass to `range_end`.
+    """
     number = next(_numbers)
     _started[number] = _begun(msg)
     return number
 
 
 def range_end(range_id: int) -> None:
-    """Ends a range of range_start(). Raises ValueError where there is none of that number, or it has ended."""
+    """End a range that `range_start` began.
+
+    Args:
+        range_id: the id that `range_start` returned.
+
+    Raises:
+        ValueError: there is no such range, or it has ended.
+    """
     begun = _started.pop(range_id, None)
     if begun is None:
-        raise ValueError(f"{range_id!r} is not a range that has begun and not ended: range_start() returns its number")
+        raise ValueError(f"no open range has the id {range_id!r}: pass an id that range_start() returned, once")
     begun.__exit__(None, None, None)
 
 
 def mark(msg: str) -> None:
-    """Marks a moment: a range of no length."""
+    """Mark an instant: a range without duration.
+
+    Args:
+        msg: the name of the mark.
+    """
     _begun(msg).__exit__(None, None, None)
 
 
 @contextmanager
 def range(msg: str, *args: object, **kwargs: object) -> Iterator[None]:
-    """A range around a block or a function; `msg` is formatted with the other arguments, as by str.format."""
+    """Context manager and decorator that pushes a range on entry and pops it on exit.
+
+    Args:
+        msg: the name of the range, formatted with the other arguments by str.format.
+    """
     range_push(msg.format(*args, **kwargs))
     try:
         yield

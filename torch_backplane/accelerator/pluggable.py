@@ -1,4 +1,4 @@
-"""Memory from functions of one's own, in place of the device's."""
+"""Pluggable allocators: user-defined functions that provide the caching allocator's segments."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
-# Memory may have to go back when nobody has the allocator any more.
+# Allocators are kept forever, as memory can be freed after the last other reference to the allocator is gone.
 _kept: list[PluggableAllocator] = []
 
 
 class PluggableAllocator:
-    """Two functions of a shared library, as torch.cuda.memory.CUDAPluggableAllocator has them.
+    """An allocator whose functions are in a shared library, like torch.cuda.memory.CUDAPluggableAllocator.
 
-    A pool of memory takes its segments from the first, and gives them back by the second, when the stream that used
-    one has done its work: `void* allocate(ssize_t bytes, int device, void* stream)`, which returns NULL where there is
-    no more memory, else a multiple of 16, and `void free(void* memory, ssize_t bytes, int device, void* stream)`.
-    `stream` is what `torch.bp.Stream.bp_stream` is. Segments are 2 MiB and more; tensors share them, as they share the
-    device's.
+    The functions have the signatures `void* allocate(ssize_t bytes, int device, void* stream)` and
+    `void free(void* memory, ssize_t bytes, int device, void* stream)`. `allocate` returns an address that is a multiple
+    of 16, or NULL if there is no memory left. `free` is called when the stream has completed the work that uses the
+    memory. `stream` is the value of `torch.bp.Stream.bp_stream`.
 
-    Only devices in host memory take memory from elsewhere (host devices do).
+    The caching allocator requests segments of 2 MiB or more from it, and divides them among tensors. Only devices in
+    host memory, such as host devices, support pluggable allocators.
 
     Args:
-        path_to_so_file: the library.
-        alloc_fn_name, free_fn_name: what the functions are called there.
+        path_to_so_file: path of the shared library.
+        alloc_fn_name: name of the allocate function.
+        free_fn_name: name of the free function.
 
     Raises:
-        OSError: there is no such library, or it cannot be loaded.
-        AttributeError: it has no function of this name.
+        OSError: the library cannot be loaded.
+        AttributeError: the library has no function of this name.
     """
 
     def __init__(self, path_to_so_file: str, alloc_fn_name: str, free_fn_name: str) -> None:
@@ -42,22 +43,28 @@ class PluggableAllocator:
     def from_functions(
         cls, allocate: Callable[[int, int, int], int | None], free: Callable[[int, int, int, int], object]
     ) -> PluggableAllocator:
-        """The same of Python's functions, with addresses and streams as integers; `allocate` returns 0 or None where
-        there is no more memory. What one of them raises is a warning, and of `allocate` the end of the memory.
+        """Create an allocator from Python functions.
+
+        If a function raises an exception, a warning is given; for `allocate` this counts as a lack of memory.
+
+        Args:
+            allocate: takes size in bytes, device index and stream as integers. Returns an address, or 0 or None if
+                there is no memory left.
+            free: takes address, size in bytes, device index and stream as integers.
         """
 
         def given(nbytes: int, device: int, stream: int | None) -> int:
             try:
                 return allocate(nbytes, device, stream or 0) or 0
             except Exception as error:
-                warnings.warn(f"the pluggable allocator's {allocate!r} has raised {error!r}", stacklevel=1)
+                warnings.warn(f"the pluggable allocator's {allocate!r} raised {error!r}", stacklevel=1)
                 return 0
 
         def returned(address: int | None, nbytes: int, device: int, stream: int | None) -> None:
             try:
                 free(address or 0, nbytes, device, stream or 0)
             except Exception as error:
-                warnings.warn(f"the pluggable allocator's {free!r} has raised {error!r}", stacklevel=1)
+                warnings.warn(f"the pluggable allocator's {free!r} raised {error!r}", stacklevel=1)
 
         made = cls.__new__(cls)
         made._set(_ALLOCATE(given), _FREE(returned))
@@ -69,13 +76,13 @@ class PluggableAllocator:
         _kept.append(self)
 
     def allocator(self) -> PluggableAllocator:
-        """Itself: what `MemPool` takes, as torch.cuda's."""
+        """Return the allocator itself, which `MemPool` accepts, for compatibility with torch.cuda."""
         return self
 
 
 def checked(allocator: object) -> PluggableAllocator:
-    """Raises TypeError for what is no `PluggableAllocator`."""
+    """Return the allocator. Raises TypeError if it is not a `PluggableAllocator`."""
     if not isinstance(allocator, PluggableAllocator):
         kind = type(allocator).__name__
-        raise TypeError(f"a pluggable allocator is a torch.bp.memory.PluggableAllocator, and got {kind}")
+        raise TypeError(f"allocator must be a torch.bp.memory.PluggableAllocator, but got {kind}")
     return allocator

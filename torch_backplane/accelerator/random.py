@@ -1,4 +1,4 @@
-"""The random generators of bp devices. What sets one before any device is used takes effect at the first use."""
+"""Random number generators of bp devices. Seeds and states set before the first use of a device take effect then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _generators() -> tuple[torch.Generator, ...]:
-    """The default generators of all devices; none before the first use of a device."""
+    """The default generators of all devices; empty before torch.bp is initialized."""
     return tuple(_C.default_generator(index) for index in range(device_count())) if is_initialized() else ()
 
 
@@ -33,20 +33,31 @@ def _get_generator(device: torch.device) -> torch.Generator:
 
 
 def get_rng_state(device: int | str | torch.device = "bp") -> torch.Tensor:
-    """The state of the device's generator: 16 bytes, its seed and its offset, both 64-bit little-endian."""
+    """Return the state of a device's generator as a ByteTensor.
+
+    The state is 16 bytes: the seed and the offset of a Philox generator, both 64-bit little-endian.
+
+    Args:
+        device: the device; the current one by default.
+    """
     _lazy_init()
     return _get_generator(_get_device(device)).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices' generators."""
+    """Return the states of the generators of all devices."""
     return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "bp") -> None:
-    """Set the state of the device's generator to one that `get_rng_state` gave."""
+    """Set the state of a device's generator.
+
+    Args:
+        new_state: a state that `get_rng_state` returned.
+        device: the device; the current one by default.
+    """
     if not is_initialized():
-        # It is read later, when the caller may have changed it.
+        # The call is deferred, and the caller may change the tensor meanwhile.
         with torch._C._DisableFuncTorch():
             new_state = new_state.clone(memory_format=torch.contiguous_format)
     place = _get_device(device)
@@ -54,19 +65,31 @@ def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "b
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Set the states of all devices' generators."""
+    """Set the states of the generators of all devices.
+
+    Args:
+        new_states: a state for each device.
+    """
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the current device's generator."""
+    """Set the seed of the current device's generator.
+
+    Args:
+        seed: the seed, an integer.
+    """
     seed = int(seed)
     _lazy_call(lambda: _C.default_generator(current_device()).manual_seed(seed), seed=True)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed every device's generator; torch.manual_seed calls it."""
+    """Set the seed of the generators of all devices. torch.manual_seed calls this function.
+
+    Args:
+        seed: the seed, an integer.
+    """
     seed = int(seed)
 
     def seed_generators() -> None:
@@ -77,12 +100,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seed the current device's generator with a random number."""
+    """Set the seed of the current device's generator to a random number."""
     _lazy_call(lambda: _C.default_generator(current_device()).seed(), seed=True)
 
 
 def seed_all() -> None:
-    """Seed every device's generator with one random number, the same for all."""
+    """Set the seed of the generators of all devices to the same random number."""
 
     def seed_generators() -> None:
         number = _C.default_generator(0).seed()
@@ -93,18 +116,18 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """The seed of the current device's generator."""
+    """Return the seed of the current device's generator."""
     _lazy_init()
     return _C.default_generator(current_device()).initial_seed()
 
 
 def _get_rng_state_offset(device: int | str | torch.device = "bp") -> int:
-    """How many 32-bit numbers the device's generator has given since it was seeded."""
+    """Return the number of 32-bit random numbers that a device's generator has consumed since it was seeded."""
     _lazy_init()
     return _get_generator(_get_device(device)).get_offset()
 
 
 def _set_rng_state_offset(offset: int, device: int | str | torch.device = "bp") -> None:
-    """Set what `_get_rng_state_offset` gives; a multiple of 4."""
+    """Set the offset of a device's generator, which must be a multiple of 4."""
     place = _get_device(device)
     _lazy_call(lambda: _get_generator(place).set_offset(offset))

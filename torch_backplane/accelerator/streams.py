@@ -1,6 +1,6 @@
-"""Streams and events: torch.Stream and torch.Event with what torch.cuda adds to them.
+"""Streams and events: torch.Stream and torch.Event with the additional API of torch.cuda.
 
-Every function here takes a plain torch.Stream or torch.Event of a bp device as well as the classes below.
+All functions also accept a plain torch.Stream or torch.Event of a bp device.
 """
 
 from __future__ import annotations
@@ -18,77 +18,95 @@ __all__ = ["Event", "ExternalStream", "Stream"]
 
 def _check_stream(stream: Any) -> torch.Stream:
     if not isinstance(stream, torch.Stream):
-        raise TypeError(f"expected a torch.Stream, and got {type(stream).__name__}")
+        raise TypeError(f"expected a torch.Stream, but got {type(stream).__name__}")
     return stream
 
 
 class Stream(torch.Stream):
-    """A queue of work on one device, done in order and independently of other streams.
+    """A stream: a queue of commands on one device, which execute in order and independently of other streams.
 
-    `with stream:` makes it the current one of this thread. Streams come from a pool of 32 for each device and priority,
-    handed out in turn, so two `Stream` objects may be the same queue.
+    `with stream:` makes it this thread's current stream. Streams come round-robin from a pool of 32 for each device and
+    priority, so two `Stream` objects can be the same stream.
 
     Args:
-        device: where; None or a negative index means the current device.
-        priority: 0, or -1 for work that should run first; other values mean the nearer of the two. A driver whose
-            hardware has no priorities ignores it.
+        device: the device; the current one by default or for a negative index.
+        priority: 0, or -1 for high priority. Lower numbers mean -1, greater numbers 0. Drivers whose hardware has no
+            priorities ignore it.
     """
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: int) -> Stream:
-        if "stream_id" in kwargs and "device_index" in kwargs:  # one that exists
+        if "stream_id" in kwargs and "device_index" in kwargs:  # refers to an existing stream
             kwargs.setdefault("device_type", _C.DEVICE_TYPE)
             return super().__new__(cls, priority=priority, **kwargs)
         if kwargs:
-            raise TypeError(f"Stream() takes device and priority, and got {', '.join(kwargs)}")
+            raise TypeError(f"Stream() takes device and priority, but got {', '.join(kwargs)}")
         return _wrap(_C.pool_stream(max(_get_device_index(device, optional=True), -1), priority), cls)
 
     @property
     def bp_stream(self) -> int:
-        """An integer for the runtime's queue, which ExternalStream takes; not a handle of the hardware's API."""
+        """The runtime's stream as an integer, which ExternalStream accepts. It is not a native handle."""
         return _C.stream_handle(self.device_index, self.stream_id)
 
     @property
     def native_handle(self) -> int:
-        """The hardware API's handle of this queue (a cl_command_queue, a CUstream), for work that other libraries give
-        it. All that was submitted before is in the queue.
+        """The native handle of this stream (a cl_command_queue or CUstream, say), for other libraries.
+
+        All commands that were submitted before are in the native queue.
 
         Raises:
-            NotImplementedError: the device's driver has no native handles.
+            NotImplementedError: the device's driver provides no native handles.
             RuntimeError: the stream is being captured.
         """
         return _C.native_handle(self.device_index, self.stream_id)
 
     @property
     def priority(self) -> int:
-        """0, or -1 for a stream whose work should run first."""
+        """The priority: 0, or -1 for high priority."""
         return _C.stream_priority(self.device_index, self.stream_id)
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """(least, greatest) priority; lower numbers are greater priorities."""
+        """Return the (least, greatest) priority. Lower numbers are higher priorities."""
         return _C.LEAST_PRIORITY, _C.GREATEST_PRIORITY
 
     def wait_event(self, event: Event | torch.Event) -> None:
-        """Let work that is submitted from now on wait for `event`; the host does not wait."""
+        """Make all future work of this stream wait for an event. The host does not wait.
+
+        Args:
+            event: the event.
+        """
         event.wait(self)
 
     def wait_stream(self, stream: Stream | torch.Stream) -> None:
-        """Let work that is submitted from now on wait for all that `stream` has been given; the host does not wait."""
+        """Make all future work of this stream wait for the work submitted to another stream so far.
+
+        The host does not wait.
+
+        Args:
+            stream: the stream to wait for.
+        """
         self.wait_event(_check_stream(stream).record_event())
 
     def record_event(self, event: Event | torch.Event | None = None) -> Event | torch.Event:
-        """Record `event` (None: a new one) behind all work that this stream has been given, and return it."""
+        """Record an event after all work submitted to this stream so far.
+
+        Args:
+            event: the event; a new one by default.
+
+        Returns:
+            The event.
+        """
         if event is None:
             event = Event()
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """True where all work is done."""
+        """Return whether all submitted work is completed."""
         return super().query()
 
     def synchronize(self) -> None:
-        """Wait on the host until all work is done."""
+        """Wait until all submitted work is completed. Raises errors that its kernels and host callbacks reported."""
         super().synchronize()
 
     @property
@@ -105,45 +123,49 @@ class Stream(torch.Stream):
         )
 
     def __hash__(self) -> int:
-        return super().__hash__()  # equal to that of a plain torch.Stream for the same queue
+        return super().__hash__()  # the hash of a plain torch.Stream for the same stream
 
     def __repr__(self) -> str:
         return f"<torch.bp.Stream device={self.device} bp_stream={self.bp_stream:#x}>"
 
 
 class ExternalStream(Stream):
-    """A stream around a queue that is kept alive elsewhere.
+    """A wrapper around a queue that was created elsewhere, such as by another library.
+
+    It does not manage the life of the queue: the user must keep the queue alive while the stream is used.
 
     Args:
-        stream_ptr: the queue as an integer: a handle of the hardware's API, where the device's driver adopts such
-            queues, or a Stream's `bp_stream`. The handle of a queue that does not exist any more is undefined
-            behaviour, as with torch.cuda.
-        device: where the queue was made.
+        stream_ptr: the queue as an integer: a native handle, if the device's driver can adopt queues, or a Stream's
+            `bp_stream`. The handle of a destroyed queue is undefined behavior, as in torch.cuda.
+        device: the device of the queue; the current one by default.
 
     Raises:
-        RuntimeError: the number is no `bp_stream`, and the driver adopts no queues.
-        ValueError: the driver says that it is no queue, or one of another context or device.
+        RuntimeError: `stream_ptr` is not a `bp_stream`, and the driver does not adopt queues.
+        ValueError: the driver rejects the handle, or the queue belongs to another context or device.
     """
 
     def __new__(cls, stream_ptr: int, device: DeviceLike = None, **kwargs: int) -> ExternalStream:
         if kwargs:
-            raise TypeError(f"ExternalStream() takes stream_ptr and device, and got {', '.join(kwargs)}")
+            raise TypeError(f"ExternalStream() takes stream_ptr and device, but got {', '.join(kwargs)}")
         return _wrap(_C.external_stream(_get_device_index(device, optional=True), stream_ptr), cls)
 
 
 class Event(torch.Event):
-    """A mark in a stream, to wait for and to measure time with. It is made when it is first recorded, on that device.
+    """A synchronization marker in a stream, to wait for and to measure time with.
+
+    The runtime's event is created when it is first recorded, on the device of that stream. Only streams of the same
+    device can record it again. Streams of any device can wait for it.
 
     Args:
-        enable_timing: measure time.
-        blocking: accepted for torch.cuda's sake; `synchronize` always sleeps and never spins.
-        interprocess: other processes may wait for it, by `ipc_handle`. Such an event measures no time.
+        enable_timing: whether the event measures time.
+        blocking: ignored: `synchronize` always blocks the thread and never spins.
+        interprocess: whether other processes can wait for the event (see `ipc_handle`). Excludes `enable_timing`.
         external: must be False.
 
     Raises:
-        NotImplementedError: interprocess, where the drivers of all devices lack the INTERPROCESS functions, or external
-            (those that a replay of a graph records).
-        ValueError: interprocess and enable_timing.
+        NotImplementedError: `interprocess` is True and no device's driver has the INTERPROCESS functions, or `external`
+            is True.
+        ValueError: `interprocess` and `enable_timing` are True.
     """
 
     _interprocess = False
@@ -152,11 +174,11 @@ class Event(torch.Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
         if interprocess and enable_timing:
-            raise ValueError("events that are shared between processes measure no time: enable_timing must be False")
+            raise ValueError("interprocess events do not measure time: enable_timing must be False")
         if interprocess:
             cls._check_shared()
         if external:
-            raise NotImplementedError("events that are recorded in the middle of a graph's replay: no driver has them")
+            raise NotImplementedError("external events are not supported: no driver records events in a graph's replay")
         event = super().__new__(cls, torch.device("bp"), enable_timing=enable_timing, blocking=blocking)
         event._interprocess = interprocess
         return event
@@ -170,10 +192,15 @@ class Event(torch.Event):
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
-        """The event of another process that `ipc_handle` there gave a handle of.
+        """Open an event of another process.
+
+        Args:
+            device: the device of the event.
+            handle: the handle that `ipc_handle` returned in the other process.
 
         Raises:
             NotImplementedError: the device's driver lacks the INTERPROCESS functions.
+            ValueError: `handle` does not have 64 bytes.
         """
         index = _get_device_index(device, optional=True)
         event = super().__new__(cls, torch.device("bp"))
@@ -182,17 +209,18 @@ class Event(torch.Event):
         return event
 
     def ipc_handle(self) -> bytes:
-        """64 bytes by which another process opens this event (`from_ipc_handle`). Record it before that process waits.
+        """Return a handle of 64 bytes with which another process can open this event (`from_ipc_handle`).
 
-        An event that was never recorded becomes one of the current device.
+        Record the event before the other process waits for it. An event that was never recorded is created on the
+        current device.
 
         Raises:
             NotImplementedError: the device's driver lacks the INTERPROCESS functions.
-            RuntimeError: the event was made without interprocess=True.
+            RuntimeError: the event was created without interprocess=True.
         """
         self._check_shared()
         if not self._interprocess:
-            raise RuntimeError("only events that are made with interprocess=True have an ipc_handle()")
+            raise RuntimeError("ipc_handle() requires an event that was created with interprocess=True")
         self._share(-1)
         return _C.export_event(self)
 
@@ -201,7 +229,10 @@ class Event(torch.Event):
             _C.make_shared_event(self, index)
 
     def record(self, stream: Stream | torch.Stream | None = None) -> None:
-        """Put the mark behind all work that `stream` (None: the current one) has been given.
+        """Record the event after all work submitted to a stream so far.
+
+        Args:
+            stream: the stream; the current one by default.
 
         Raises:
             RuntimeError: the event was recorded on another device before.
@@ -212,34 +243,40 @@ class Event(torch.Event):
         super().record(stream)
 
     def wait(self, stream: Stream | torch.Stream | None = None) -> None:
-        """Let work that `stream` (None: the current one) is given from now on wait for the mark.
+        """Make all future work of a stream wait for the event.
 
-        A stream of another device may wait too.
+        If the stream is of another device, the host waits.
+
+        Args:
+            stream: the stream; the current one by default.
         """
         super().wait(current_stream() if stream is None else _check_stream(stream))
 
     def query(self) -> bool:
-        """True where the mark has been reached, or was never recorded."""
+        """Return whether the work before the event is completed; True if the event was never recorded."""
         return super().query()
 
     def elapsed_time(self, end_event: torch.Event) -> float:
-        """Milliseconds from this mark to `end_event`.
+        """Return the time from this event to `end_event` in milliseconds.
+
+        Args:
+            end_event: the later event.
 
         Raises:
-            RuntimeError: one of them was not recorded, has not been reached, or does not measure time.
+            RuntimeError: one of the events was not recorded, is not completed, or does not measure time.
         """
         if not isinstance(end_event, torch.Event):
-            raise TypeError(f"expected a torch.Event, and got {type(end_event).__name__}")
-        # torch.Event.elapsed_time takes no subclass of torch.Event.
+            raise TypeError(f"expected a torch.Event, but got {type(end_event).__name__}")
+        # torch.Event.elapsed_time rejects subclasses of torch.Event.
         return _C.elapsed_ms(self.event_id, end_event.event_id)
 
     def synchronize(self) -> None:
-        """Wait on the host until the mark has been reached."""
+        """Wait until the work before the event is completed."""
         super().synchronize()
 
     @property
     def bp_event(self) -> int:
-        """The runtime's event as an integer; 0 before it is first recorded."""
+        """The runtime's event as an integer; 0 before the event is first recorded."""
         return self.event_id
 
     @property
@@ -251,7 +288,11 @@ class Event(torch.Event):
 
 
 class StreamContext:
-    """Context manager that makes a stream the current one, and its device the current device; None changes nothing."""
+    """Context manager that changes the current stream, and the current device to the stream's device.
+
+    Args:
+        stream: the stream; None does nothing.
+    """
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = None if stream is None else _check_stream(stream)
@@ -277,12 +318,20 @@ def _wrap(triple: tuple[int, int, int], cls: type[Any] = Stream) -> Any:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """Context manager that makes `stream` the current one; None changes nothing."""
+    """Return a context manager that changes the current stream (see `StreamContext`).
+
+    Args:
+        stream: the stream; None does nothing.
+    """
     return StreamContext(stream)
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Make `stream` the current one of this thread, and its device the current device; None changes nothing."""
+    """Set this thread's current stream, and its current device to the stream's device.
+
+    Args:
+        stream: the stream; None does nothing.
+    """
     if stream is not None:
         _set_stream_by_id(_check_stream(stream).stream_id, stream.device_index, stream.device_type)
 
@@ -292,15 +341,28 @@ def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> No
 
 
 def current_stream(device: DeviceLike = None) -> Stream:
-    """The current stream of this thread on the device (None: the current one)."""
+    """Return this thread's current stream on a device.
+
+    Args:
+        device: the device; the current one by default.
+    """
     return _wrap(_C.current_stream(_get_device_index(device, optional=True)))
 
 
 def default_stream(device: DeviceLike = None) -> Stream:
-    """The stream that is current until another is chosen, on the device (None: the current one)."""
+    """Return the default stream of a device.
+
+    Args:
+        device: the device; the current one by default.
+    """
     return _wrap(_C.default_stream(_get_device_index(device, optional=True)))
 
 
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
-    """A stream around a queue that is kept alive elsewhere; see ExternalStream."""
+    """Return a stream for a queue that was created elsewhere (see `ExternalStream`).
+
+    Args:
+        data_ptr: the queue as an integer.
+        device: the device of the queue; the current one by default.
+    """
     return _wrap(_C.external_stream(_get_device_index(device, optional=True), data_ptr))

@@ -1,13 +1,14 @@
-"""`torch.bp.tunable`: what torch.cuda.tunable is for CUDA devices, for every operator that has several candidates.
+"""`torch.bp.tunable`: tuning of operators with several candidates, with the API of `torch.cuda.tunable`.
 
-While it is enabled, the first call of such an operator with a dtype, sizes and layout times all candidates that take it
-and keeps the quickest, in a file too, from which later processes read it. Products, convolutions with their gradients,
-attention, recurrent layers and Fourier transforms have candidates: the host's libraries, on devices
-whose memory it sees, and generated kernels. What `torch.backends.bp` prefers is not tuned.
+While TunableOp is enabled, the first call of such an operator for a dtype, sizes and layout times all candidates. The
+fastest one runs this and later calls, and is written to a file that later processes read. Matrix products,
+convolutions and their gradients, attention, recurrent layers and Fourier transforms have candidates: the host's
+libraries (if the host can access the device's memory), a driver's libraries, and generated kernels. Families for which
+`torch.backends.bp` prefers a library are not tuned.
 
-The environment variables are torch.cuda's, and hold whatever a program sets: PYTORCH_TUNABLEOP_ENABLED, _TUNING,
-_RECORD_UNTUNED, _FILENAME, _UNTUNED_FILENAME, _MAX_TUNING_DURATION_MS, _MAX_TUNING_ITERATIONS, _NUMERICAL_CHECK,
-_ROTATING_BUFFER_SIZE, _VERBOSE.
+The environment variables are those of torch.cuda.tunable. They take precedence over the functions of this module:
+PYTORCH_TUNABLEOP_ENABLED, _TUNING, _RECORD_UNTUNED, _FILENAME, _UNTUNED_FILENAME, _MAX_TUNING_DURATION_MS,
+_MAX_TUNING_ITERATIONS, _NUMERICAL_CHECK, _ROTATING_BUFFER_SIZE, _VERBOSE.
 """
 
 from __future__ import annotations
@@ -53,118 +54,170 @@ __all__ = [
 
 
 def enable(val: bool = True) -> None:
-    """Whether candidates are chosen by results at all."""
+    """Enable or disable TunableOp: the choice of candidates by tuning results.
+
+    Args:
+        val: whether to enable it. Disabled by default.
+    """
     context.set("enabled", bool(val))
 
 
 def is_enabled() -> bool:
+    """Return whether TunableOp is enabled."""
     return bool(context["enabled"])
 
 
 def tuning_enable(val: bool = True) -> None:
-    """Whether a call without a result is tuned; True unless set otherwise."""
+    """Enable or disable tuning of calls without a result. Existing results are used in either case.
+
+    Args:
+        val: whether to enable tuning. Enabled by default.
+    """
     context.set("tuning", bool(val))
 
 
 def tuning_is_enabled() -> bool:
+    """Return whether calls without a result are tuned."""
     return bool(context["tuning"])
 
 
 def record_untuned_enable(val: bool = True) -> None:
-    """Whether calls without a result are written to a file, from which `tune_gemm_in_file` tunes them. That is where
-    tuning is not enabled.
+    """Enable or disable recording of untuned calls in a file, for `tune_gemm_in_file`.
+
+    Calls are recorded only while tuning is disabled.
+
+    Args:
+        val: whether to record. Disabled by default.
     """
     context.set("record_untuned", bool(val))
 
 
 def record_untuned_is_enabled() -> bool:
+    """Return whether untuned calls are recorded in a file."""
     return bool(context["record_untuned"])
 
 
 def set_max_tuning_duration(duration: int) -> None:
-    """The most milliseconds that a candidate is timed for.
+    """Set the maximum time for timing a candidate.
+
+    Args:
+        duration: milliseconds; 30 by default.
 
     Raises:
-        ValueError: it is negative.
+        ValueError: `duration` is negative or not an int.
     """
     context.set("max_duration", _not_negative("duration", duration))
 
 
 def get_max_tuning_duration() -> int:
+    """Return the maximum time for timing a candidate, in milliseconds."""
     return int(context["max_duration"])
 
 
 def set_max_tuning_iterations(iterations: int) -> None:
-    """The most times that a candidate is called; one at least.
+    """Set the maximum number of timed calls for a candidate.
+
+    Args:
+        iterations: number of calls; 100 by default. Each of the five rounds has at least one call.
 
     Raises:
-        ValueError: it is negative.
+        ValueError: `iterations` is negative or not an int.
     """
     context.set("max_iterations", _not_negative("iterations", iterations))
 
 
 def get_max_tuning_iterations() -> int:
+    """Return the maximum number of timed calls for a candidate."""
     return int(context["max_iterations"])
 
 
 def set_filename(filename: str, insert_device_ordinal: bool = False) -> None:
-    """The file of results, and whether the device's number comes at the end of its name. A "%d" in it is the number."""
+    """Set the name of the file of results.
+
+    Args:
+        filename: the name. A "%d" in it is replaced by the device index. Before the first call of this function it is
+            "tunableop_results.csv" with the device index inserted.
+        insert_device_ordinal: whether to insert the device index before the suffix of the name.
+
+    Raises:
+        ValueError: `filename` is empty or not a path.
+    """
     if not isinstance(filename, (str, os.PathLike)) or not os.fspath(filename):
-        raise ValueError(f"filename is the name of a file, and got {filename!r}")
+        raise ValueError(f"filename must be a file name, but got {filename!r}")
     context.set_filename(os.fspath(filename), bool(insert_device_ordinal))
 
 
 def get_filename() -> str:
-    """That of the current device."""
+    """Return the name of the file of results of the current device."""
     return str(context.path(current_device()))
 
 
 def get_results() -> tuple[tuple[str, str, str, float], ...]:
-    """Of the current device: operator, parameters, candidate and milliseconds."""
+    """Return the results for the current device as (operator, parameters, candidate, milliseconds)."""
     found = context.results(current_device())
     return tuple((one.name, one.parameters, *result) for one, result in found.items())
 
 
 def get_validators() -> tuple[tuple[str, str], ...]:
-    """What results of the current device hold for: the names and values that a file has to have."""
+    """Return the names and values of the validators that a file of results for the current device must have.
+
+    They say what results are valid for: versions of PyTorch, Backplane and the driver, and the device's name.
+    """
     return tuple(validators(current_device()).items())
 
 
 def read_file(filename: str | None = None) -> bool:
-    """Takes the results of a file for the current device, by default `get_filename()`.
+    """Read results for the current device from a file.
+
+    Args:
+        filename: the file; `get_filename()` by default.
 
     Returns:
-        Whether it did. Of a file with a line that is damaged, or is for another device or version, nothing is taken,
-        and a warning names the line.
+        Whether the file was read. If a line is malformed or for another device or version, a warning names the line,
+        and no results are taken.
     """
     return context.read(Path(filename or get_filename()), current_device())
 
 
 def set_rotating_buffer_size(buffer_size: int) -> None:
-    """The MiB of operands that a trial uses by turns, so that they are in no cache; below 0, as
-    it is unless set otherwise: as many as the device's cache has; 0: the same operands every time.
+    """Set the total size of the operands that are used in turns during timing, so that they are not in the cache.
+
+    Args:
+        buffer_size: MiB. 0 uses the same operands for each call. A negative number, the default, means the size of the
+            device's cache.
     """
     context.set("rotating", int(buffer_size))
 
 
 def get_rotating_buffer_size() -> int:
-    """In KiB."""
+    """Return the rotating buffer size in KiB."""
     size = int(context["rotating"])
     target = driver_device(current_device()).properties.target
     return size << 10 if size >= 0 else target.cache_bytes >> 10 if target is not None else 0
 
 
 def set_numerical_check_tolerances(enable: bool, atol: float = 1e-5, rtol: float = 1e-5) -> None:
-    """Whether candidates are left out whose results differ from those of the first one by more."""
+    """Enable or disable a numerical check of candidates during tuning.
+
+    If it is enabled, candidates whose results differ from those of the first candidate are left out with a warning.
+
+    Args:
+        enable: whether to check. Disabled by default.
+        atol: absolute tolerance.
+        rtol: relative tolerance.
+    """
     context.set("tolerances", (float(atol), float(rtol)) if enable else None)
 
 
 def tune_gemm_in_file(filename: str) -> None:
-    """Tunes for the current device what a file of untuned calls has, or one of results, of every operator.
+    """Tune all calls in a file for the current device, unless they have a result. The calls are of any operator.
+
+    Args:
+        filename: a file of untuned calls, or of results.
 
     Raises:
-        AssertionError: tuning is not enabled.
-        ValueError: a line is damaged; nothing was tuned then.
+        AssertionError: TunableOp or tuning is not enabled.
+        ValueError: a line cannot be parsed (nothing is tuned then), or its operator or parameters are unknown.
         OSError: the file cannot be read.
     """
     _check_enabled()
@@ -174,36 +227,43 @@ def tune_gemm_in_file(filename: str) -> None:
 def tune_all(
     problems: Sequence[Problem], device: int, progress: Callable[[Problem], None] = lambda problem: None
 ) -> None:
-    """Tunes those without a result for a device; each is passed to `progress` before.
+    """Tune problems for a device, unless they have a result.
+
+    Args:
+        problems: the problems.
+        device: the device index.
+        progress: called with each problem before it is tuned.
 
     Raises:
-        ValueError: one is of no operator that there is, or has other parameters than it.
+        ValueError: the operator of a problem is unknown, or its parameters are wrong.
     """
-    torch.get_device_module("bp").init()  # which declares operators, where a device runs kernels
+    torch.get_device_module("bp").init()  # declares the operators if a device runs kernels
     unknown = next((one for one in problems if one.operator not in TRIALS), None)
     if unknown is not None:
         known = ", ".join(sorted(TRIALS)) or "none, as no device runs kernels"
-        raise ValueError(f"there is no operator {unknown.name}: known are {known}")
+        raise ValueError(f"unknown operator {unknown.name}: known are {known}")
     for one in problems:
         progress(one)
         if one not in context.results(device):
             with torch.get_device_module("bp").device(device), torch.no_grad():
                 TRIALS[one.operator](
                     Operands(one, torch.device("bp", device))
-                )()  # a call like any other, which is tuned
+                )()  # an ordinary call, which gets tuned
 
 
 def mgpu_tune_gemm_in_file(filename_pattern: str, num_gpus: int) -> None:
-    """Tunes what files of untuned calls have, on several devices at once, each in a process of its own, and writes all
-    results into a file for each device whose name ends in `_full` and its number.
+    """Tune the calls in several files of untuned calls on several devices in parallel, with a process for each device.
+
+    All results are written to a file for each device, whose name ends in `_full` and the device index.
 
     Args:
-        filename_pattern: such as "tunableop_untuned?.csv".
-        num_gpus: 1 to the number of devices. They must be alike, as results of one are taken for all.
+        filename_pattern: a glob pattern, such as "tunableop_untuned?.csv".
+        num_gpus: number of devices to use, from 1 to `device_count()`. The devices must be alike, as each call is tuned
+            on one of them.
 
     Raises:
-        AssertionError: tuning is not enabled, or there are not so many devices.
-        ValueError: a line is damaged, or the devices are not alike.
+        AssertionError: TunableOp or tuning is not enabled, or there are fewer devices.
+        ValueError: no file matches, a line is malformed, or the devices are not alike.
     """
     _check_enabled()
     count = device_count()
@@ -212,10 +272,10 @@ def mgpu_tune_gemm_in_file(filename_pattern: str, num_gpus: int) -> None:
     known = validators(0)
     for device in range(1, num_gpus):
         if validators(device) != known:
-            raise ValueError(f"bp:{device} is another device than bp:0: {validators(device)} and not {known}")
+            raise ValueError(f"bp:{device} must be like bp:0, but has the validators {validators(device)}, not {known}")
     files = sorted(glob.glob(filename_pattern))
     if not files:
-        raise ValueError(f"no file is named {filename_pattern}")
+        raise ValueError(f"no file matches {filename_pattern}")
     problems = list(dict.fromkeys(one for file in files for one in read_problems(Path(file))))
     settings = {name: context[name] for name in ("max_duration", "max_iterations", "rotating", "tolerances")}
     paths = [context.path(device) for device in range(num_gpus)]
@@ -249,12 +309,12 @@ def _tune_in_process(problems: list[Problem], device: int, path: Path, settings:
 
 def _check_enabled() -> None:
     if not is_enabled():
-        raise AssertionError("TunableOp is not enabled: torch.bp.tunable.enable()")
+        raise AssertionError("TunableOp is not enabled: call torch.bp.tunable.enable()")
     if not tuning_is_enabled():
-        raise AssertionError("Tuning is not enabled: torch.bp.tunable.tuning_enable()")
+        raise AssertionError("Tuning is not enabled: call torch.bp.tunable.tuning_enable()")
 
 
 def _not_negative(name: str, value: int) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is a whole number that is not negative, and got {value!r}")
+        raise ValueError(f"{name} must be a non-negative integer, but got {value!r}")
     return value

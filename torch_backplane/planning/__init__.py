@@ -1,6 +1,6 @@
-"""Declaring operators: what planners are written with. `docs/write-an-operator.md` is the guide.
+"""The API for writing planners: operator declarations, launches, library calls. Guide: `docs/write-an-operator.md`.
 
-Imported once a device that runs kernels is found; `torch_backplane.operators` holds the declarations themselves.
+Imported when a device that runs kernels is discovered. The planners themselves are in `torch_backplane.operators`.
 """
 
 from torch_backplane import _C

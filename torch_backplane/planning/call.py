@@ -1,4 +1,4 @@
-"""One call of an operator, as its planner sees it."""
+"""`Call`: one call of an operator, as passed to its planner."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.registry import full_name
 from torch_backplane.planning.symbols import Untraceable
 
-# Kernels compute in them what PyTorch computes in them, bit by bit: it can be stored as another dtype at once.
+# In these dtypes kernels compute bit for bit what PyTorch computes, so a kernel can convert its result as it stores it.
 _STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.bool)
 
-# Without an argument for it, PyTorch computes in the dtype of `out=`.
+# PyTorch computes these in the dtype of `out=`; they have no `dtype` argument.
 _COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "aten::logsumexp.out")
 
-# With an argument for it, PyTorch takes the dtype of `out=` where none is given, but here.
+# Exceptions: if the `dtype` argument is None, PyTorch computes all other operators in the dtype of `out=`.
 _ASKED_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
 
-# PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
+# PyTorch's kernels reject an `out=` of another dtype. Their meta functions do not check it.
 OF_ONE_DTYPE = (
     "aten::_batch_norm_with_update.out", "aten::_native_batch_norm_legit.no_stats_out",
     "aten::_native_batch_norm_legit.out", "aten::binary_cross_entropy.out",
@@ -36,20 +36,20 @@ OF_ONE_DTYPE = (
     "aten::where.self_out",
 )  # fmt: skip
 
-# PyTorch resizes an `out=` of these without a word.
+# PyTorch resizes an `out=` of these without a warning.
 _RESIZED_SILENTLY = (
     "aten::addbmm.out", "aten::arange.start_out", "aten::bernoulli.out", "aten::eye.m_out", "aten::eye.out",
     "aten::linspace.out", "aten::log_sigmoid_forward.output", "aten::logspace.out", "aten::multinomial.out",
     "aten::narrow_copy.out", "aten::range.out",
 )  # fmt: skip
 
-# PyTorch looks at the gradient's strides last, where it chooses those of the result.
+# PyTorch considers the gradient's strides last when it chooses the strides of the result.
 _GRADIENT_LAST = (
     "aten::_prelu_kernel_backward", "aten::binary_cross_entropy_backward", "aten::huber_loss_backward",
     "aten::mse_loss_backward", "aten::smooth_l1_loss_backward",
 )  # fmt: skip
 
-# Their C++ meta functions try the first slices of meta tensors, which may have none.
+# Their C++ meta functions select the first slice of a tensor, which fails if the tensor is empty.
 _SELECTS = ("aten::index_add", "aten::index_reduce")
 
 _OVERLAP = (
@@ -59,9 +59,11 @@ _OVERLAP = (
 
 
 class Form:
-    """What the schemas of an overload, and of the one of its group that makes its results, say of each call.
+    """The facts about an overload that are the same for every call, read from its schema and its functional form's.
 
-    `functional` is the overload of the same group that makes its results; it is `overload` itself where that does.
+    Args:
+        overload: the overload.
+        functional: the functional form of its group; `overload` itself if that is functional.
     """
 
     def __init__(self, overload: OpOverload, functional: OpOverload) -> None:
@@ -80,7 +82,7 @@ class Form:
         self.input_names = [one.name for one in schema.arguments if not one.is_out]
         self.dtypes_asked = [position for position, one in arguments if one.name == "dtype" and not one.is_out]
         self.is_in_place = overload is not functional and not self.outs
-        # Some operators write to others, too, such as running statistics, which are no results.
+        # Some operators also write to arguments that they do not return, such as running statistics.
         aliases = [result.alias_info for result in schema.returns if result.alias_info is not None]
         returned = {alias for info in aliases for alias in info.before_set}
         self.written = self.outs or [
@@ -93,7 +95,12 @@ class Form:
 
 
 class Call:
-    """An overload and its arguments, in the order of the schema: bp tensors, `Number`s, lists and plain values."""
+    """A call of an overload.
+
+    Args:
+        form: the overload.
+        arguments: in the order of the schema: bp tensors, `Number`s, lists of these, and plain values.
+    """
 
     def __init__(self, form: Form, arguments: tuple[Any, ...]) -> None:
         self.form = form
@@ -107,9 +114,7 @@ class Call:
         self._metas: dict[str, tuple[Any, ...]] = {}
 
     def _inputs(self) -> tuple[Any, ...]:
-        """The arguments without those that are only written, `out=` and its like. Sums and the like, whose dtype may be
-        asked for, are asked for that of `out=`, as in PyTorch.
-        """
+        """The arguments without `out=`. As in PyTorch, a `dtype` argument that is None becomes the dtype of `out=`."""
         form = self.form
         found = list(self.arguments)
         if form.name not in _ASKED_BY_ARGUMENT:
@@ -120,29 +125,29 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Such as "aten::add.Tensor"."""
+        """The overload's full name, such as "aten::add.Tensor"."""
         return self.form.name
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """The tensors that were given for the results: those of `out=`, else those that are changed in place."""
+        """The tensors that the caller passed for the results: `out=`, or the tensors that are changed in place."""
         return [self.arguments[position] for position in self.form.written]
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it is the in-place form of `functional`."""
+        """Whether the overload is the in-place form of `functional`."""
         return self.form.is_in_place
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Those among the arguments and in lists among them, in their order."""
+        """All tensors among the arguments, including those in lists, in order."""
         if self._tensors is None:
             self._tensors = tensors_of(self.arguments)
         return self._tensors
 
     @property
     def device(self) -> torch.device:
-        """The tensors' device, or the one that a factory is asked for; with its index."""
+        """The tensors' device, or for factories the device argument; always with an index."""
         if self.tensors:
             return self.tensors[0].device
         named = None
@@ -153,9 +158,16 @@ class Call:
         return torch.device("bp", torch.accelerator.current_device_index() if index is None else index)
 
     def meta(self, overload: OpOverload | None = None) -> tuple[Any, ...]:
-        """What PyTorch's meta kernel says of the results: meta tensors, None for a tensor that is not made.
+        """Computes the shapes, strides and dtypes of the results with PyTorch's meta kernel.
 
-        Raises PyTorch's own errors for arguments that the operator does not take.
+        Args:
+            overload: the overload whose meta kernel to run; the call's own by default.
+
+        Returns:
+            A meta tensor for each result; None for a result that the operator does not make.
+
+        Raises:
+            Exception: PyTorch's own error, if the operator does not accept the arguments.
         """
         if overload is None:
             overload = self.overload
@@ -187,20 +199,20 @@ class Call:
         return shape_rules.recalled(self.form, own, values, lambda: self._meta_of(overload, _C.as_metas(values)))
 
     def _check_fits(self) -> None:
-        """Leaves an `out=` that would be resized, before PyTorch's functions warn of it: the planner will."""
+        """Ends the trace if `out=` would be resized, before PyTorch's functions warn about it: the planner warns."""
         with _disable_current_modes():
             made = self._meta_of(self.functional, [shape_rules.concrete(value) for value in as_meta(self.inputs)])
         for given, one in zip(self.written, made, strict=False):
             if one is not None and [layouts.number_now(size) for size in given.shape] != list(one.shape):
-                raise Untraceable("results that were given in their shape")
+                raise Untraceable("a tensor to write to has another shape than the result")
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
-        """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""
+        """Ends the trace if tensors share memory in a way for which PyTorch's meta kernel may raise an error."""
         tensors = tensors_of(self.inputs)
         tracer.check_overlaps(self.written, tensors)
         apart = torch.Tag.pointwise not in self.functional.tags and not self.is_in_place
         if apart and any(same_storage(given, tensor) for given in self.written for tensor in tensors):
-            raise Untraceable("results that share no memory with operands")
+            raise Untraceable("a result shares memory with an operand")
 
     def _is_structured(self, overload: OpOverload) -> bool:
         if overload is self.overload:
@@ -210,13 +222,13 @@ class Call:
     def _meta_of(self, overload: OpOverload, values: Sequence[Any]) -> tuple[Any, ...]:
         name = self._name_of(overload)
         if self._is_structured(overload) and not (name.startswith(_SELECTS) and has_empty(values)):
-            # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
+            # Bypass the dispatcher: it calls Python meta functions, which accept more than PyTorch's kernels do.
             try:
                 return _C.structured_meta(name, *values)
             except RuntimeError as error:
                 if "on the same device" not in str(error):
                     raise
-                # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
+                # PyTorch's clamp rejects a zero-dimensional CPU tensor together with tensors of another device.
                 return _C.structured_meta(name, *(without_device(value) for value in values))
         if overload is self.overload and self.form.outs:
             values = self._without_misfits(values)
@@ -232,21 +244,23 @@ class Call:
         except Exception as error:
             numbers = (one for one in flatten(self.arguments) if isinstance(one, _C.Number))
             if isinstance(error, NotImplementedError) and any(one.tensor is not None for one in numbers):
-                raise _C.RunOnCPU("a CPU tensor without dimensions, for which there is no meta kernel") from error
-            # PyTorch's meta kernels that are written in Python refuse in words of their own making, and at times what
-            # its other kernels take. The CPU's kernel has PyTorch's.
+                raise _C.RunOnCPU("no meta kernel accepts its zero-dimensional CPU tensor") from error
+            # PyTorch's Python meta kernels have error messages of their own, and reject some calls that its other
+            # kernels accept. The CPU kernel raises the right error.
             if name.startswith("aten::") and not isinstance(error, (NotImplementedError, _C.RunOnCPU)):
-                raise _C.Refused(f"PyTorch's meta kernel refuses it: {error}") from error
+                raise _C.Refused(f"PyTorch's meta kernel raises: {error}") from error
             raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _without_misfits(self, values: Sequence[Any]) -> list[Any]:
-        """With tensors of no elements in the place of those of `out=` that are to be resized: PyTorch's meta functions
-        in Python warn of others, in words of their own. Where no other overload tells the shapes, in the place of all.
+        """The values, with an empty tensor in place of each `out=` that will be resized.
+
+        PyTorch's Python meta functions warn about a non-empty one, in other words than its kernels. If the overload is
+        its own functional form, no other overload gives the shapes, and every `out=` is replaced.
         """
         values = list(values)
         if not self.form.is_functional and tracing.current() is not None:
-            return values  # `_check_fits` has looked
+            return values  # `_check_fits` has checked the shapes
         results = [None] * len(self.form.outs) if self.form.is_functional else self.meta(self.functional)
         for position, result in zip(self.form.outs, results, strict=False):
             given = values[position]
@@ -262,35 +276,40 @@ class Call:
         expanded: bool = False,
         contiguous: bool = False,
     ) -> list[Any]:
-        """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
-        and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
+        """Returns the tensors to write the results to.
 
-        A planner computes what the functional form does: where an `out=` is of another dtype than that one's result, or
-        in memory that is read, there is a temporary tensor in its place, whose elements `finish` puts there.
+        The functional form gets new tensors as the meta kernel describes them. The in-place and `out=` variants get
+        the caller's tensors, resized where PyTorch resizes them.
+
+        A planner computes what the functional form computes. If an `out=` has another dtype than the functional form's
+        result, or shares memory with an input, a temporary tensor takes its place, and `finish` copies it to `out=`.
 
         Args:
-            like: tensors of the results' shapes, strides and dtypes, where PyTorch's meta kernel is missing or says
-                something else than its CPU kernel.
-            elementwise: each element is read where it is written, if at all, and dtypes that kernels compute in are
-                converted as they are stored: then temporary tensors are rarely needed. PyTorch looks then, before it
-                resizes what was given, whether there are several elements in one place, and else afterwards.
-            expanded: given tensors may have several elements in one place, which is PyTorch's error otherwise.
-            contiguous: what is made or resized is, where PyTorch's meta kernel follows the inputs' layout.
+            like: tensors with the results' shapes, strides and dtypes, if PyTorch's meta kernel is missing or differs
+                from its CPU kernel.
+            elementwise: the kernel reads an element, if at all, only where it writes it, and converts the result as it
+                stores it, so temporary tensors are rarely needed. As in PyTorch, tensors are checked for internal
+                overlap before they are resized, otherwise afterwards.
+            expanded: allow internal overlap in the caller's tensors. Otherwise it raises PyTorch's error.
+            contiguous: make new and resized tensors contiguous, where PyTorch's meta kernel follows the inputs' layout.
+
+        Returns:
+            A tensor for each result; None for a result that the operator does not make.
         """
         if self._outputs is None:
             if contiguous:
                 like = [result.new_empty(result.shape) for result in self.meta(self.functional)]
             written = self.written
             if self.is_in_place and (like is not None or not self.form.has_structured_meta):
-                # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
+                # Check first: meta kernels of in-place forms have other messages than the CPU kernel, or no check.
                 check_same_shapes(written, self.meta(self.functional) if like is None else like)
             made = self.meta() if like is None else like
             if elementwise and like is None and not self.is_in_place and not self.form.has_structured_meta:
-                # Not all of PyTorch's meta functions choose its strides.
+                # Not all of PyTorch's meta functions choose the strides that its kernels choose.
                 tensors = tensors_of(self.inputs)
                 if self.form.functional_name in _GRADIENT_LAST:
                     tensors = [*tensors[1:], tensors[0]]
-                # Of two results, one that is given fits the other one.
+                # With several results, TensorIterator also considers those that the caller passed.
                 fitting = [given for given, one in zip(written, made, strict=False) if given.shape == one.shape]
                 tensors = [*fitting, *tensors] if len(written) > 1 else tensors
                 made = [elementwise_result(tensors, one.dtype) if one is not None else None for one in made]
@@ -302,7 +321,7 @@ class Call:
                         if elementwise and not expanded:
                             runtime.check_overlaps([given], [])
                         runtime.not_replayable("it resizes a tensor that it was given")
-                        warned = like is None and self.form.has_structured_meta  # by its meta function
+                        warned = like is None and self.form.has_structured_meta  # its meta function has warned
                         if not warned and self.name not in _RESIZED_SILENTLY:
                             _C.warn_of_resize(given, result.shape)
                         given.resize_(result.shape)
@@ -335,7 +354,7 @@ class Call:
         return results
 
     def finish(self, returned: Any) -> Any:
-        """Puts elements where they belong, and returns what the operator returns, given what its planner did."""
+        """Copies temporary results to the caller's tensors, and replaces them in what the planner returned."""
         if not self._stand_ins:
             return returned
         for computed, given in self._stand_ins:
@@ -348,16 +367,17 @@ class Call:
         return next((given for computed, given in self._stand_ins if computed is returned), returned)
 
     def check_each_once(self) -> None:
-        """Raises PyTorch's error where a tensor that is written has several elements in one place, which an operator
-        that is elementwise in PyTorch looks at before it resizes one. `outputs(elementwise=True)` does so itself.
+        """Raises PyTorch's error for internal overlap in a tensor that is written, before any tensor is resized.
+
+        PyTorch's elementwise operators check in this order. `outputs(elementwise=True)` includes the check.
         """
         runtime.check_overlaps(self.written, [])
 
     def check_apart(self) -> None:
-        """Raises PyTorch's error where an `out=` shares memory with an input, or one of its elements with another one.
+        """Raises PyTorch's error if an `out=` shares memory with an input or overlaps itself.
 
-        For operators whose kernels, in PyTorch, read inputs elsewhere than they write; the meta functions of structured
-        operators and `run_pointwise` check for themselves.
+        For operators whose kernels read inputs at other positions than they write. The meta functions of structured
+        operators and `run_pointwise` include the check.
         """
         if not self.is_in_place and self.overload is not self.functional:
             for given in self.written:
@@ -365,7 +385,7 @@ class Call:
 
 
 def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
-    """Raises PyTorch's error where a tensor that is changed in place has not the shape of its result."""
+    """Raises PyTorch's error if a tensor that is changed in place has another shape than its result."""
     if len(changed) != len(results):
         return
     for given, result in zip(changed, results, strict=True):
@@ -374,7 +394,7 @@ def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -
 
 
 def _refuse_to_resize(operand: torch.Tensor, result: Any, elementwise: bool) -> NoReturn:
-    """Raises PyTorch's error for a result that would have to be put into an operand of another shape."""
+    """Raises PyTorch's error for an operand that is also a result but has another shape."""
     if elementwise:
         shape, wanted = list(operand.shape), list(result.shape)
         raise RuntimeError(f"output with shape {shape} doesn't match the broadcast shape {wanted}")
@@ -382,9 +402,9 @@ def _refuse_to_resize(operand: torch.Tensor, result: Any, elementwise: bool) -> 
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
-    """Raises PyTorch's error where `out` shares memory with an input, or one of its elements with another one.
+    """Raises PyTorch's error if `out` shares memory with an input or overlaps itself.
 
-    For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
+    For operators that read inputs at other positions than they write. `run_pointwise` includes the check.
     """
     tensors = [tensor for tensor in tensors_of(inputs) if tensor.device == out.device]
     runtime.check_overlaps([out], tensors)
@@ -394,17 +414,17 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
 
 
 def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they are views of one storage."""
+    """Whether the two tensors are views of one storage."""
     return runtime.storage_of(one) == runtime.storage_of(other)
 
 
 def has_empty(values: Iterable[Any]) -> bool:
-    """Whether there is a tensor of no elements."""
+    """Whether one of the values is a tensor without elements."""
     return any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in values)
 
 
 def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
-    """Whether there is an element of `out` between those of a tensor in `inputs`."""
+    """Whether the extent of `out` in memory intersects that of a tensor in `inputs`."""
     for value in tensors_of(inputs):
         if value.device == out.device and same_storage(value, out):
             (begin, end), (first, last) = extent(out), extent(value)
@@ -414,14 +434,14 @@ def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
 
 
 def extent(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """Where in its storage a tensor's first byte is, and the one behind its last."""
+    """The tensor's extent in its storage: the offset of its first byte, and the offset after its last byte."""
     elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     first = tensor.storage_offset()
     return first * tensor.itemsize, (first + elements) * tensor.itemsize
 
 
 def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
-    """Uninitialized tensors with the sizes, strides and dtypes of meta tensors; None for None."""
+    """Returns uninitialized tensors with the sizes, strides and dtypes of the meta tensors; None for None."""
     if tracing.current() is None:
         return _C.new_like(metas, device.index)
     return [
@@ -431,7 +451,7 @@ def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
 
 
 def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
+    """Returns a meta tensor with the broadcast shape of `tensors` and the strides that TensorIterator chooses."""
     if tracing.current() is None and tensors:
         return _C.elementwise_result(tensors, dtype)
     shape = runtime.broadcast_shapes(*(tensor.shape for tensor in tensors))
@@ -440,7 +460,7 @@ def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> t
 
 
 def as_meta(value: Any) -> Any:
-    """An argument as the meta kernels take it."""
+    """Converts an argument for a meta kernel."""
     if isinstance(value, torch.Tensor):
         return runtime.empty_strided(value.shape, value.stride(), value.dtype, "meta")
     if isinstance(value, _C.Number):
@@ -455,28 +475,36 @@ def as_meta(value: Any) -> Any:
 
 
 def check(condition: bool, reason: str) -> None:
-    """Refuses, in PyTorch's words, a call that is not so: `reason` says what it is."""
+    """Leaves the call to the CPU, whose kernel raises PyTorch's error, unless `condition` holds.
+
+    Args:
+        condition: what PyTorch requires.
+        reason: what is wrong if it does not hold.
+
+    Raises:
+        Refused: the condition does not hold.
+    """
     if not condition:
         raise _C.Refused(reason)
 
 
 def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
-    """Refuses, in PyTorch's words, a tensor for the result that has another dtype."""
+    """Leaves the call to the CPU, whose kernel raises PyTorch's error, if a tensor to write to has another dtype."""
     check(all(given.dtype == dtype for given in call.written), "a result of another dtype")
 
 
 def example(number: _C.Number) -> Any:
-    """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
+    """The value that represents the number in type promotion: its value in this call, or the CPU tensor it is from."""
     return number.example if number.tensor is None else number.tensor
 
 
 def without_device(value: Any) -> Any:
-    """A meta tensor in place of a CPU tensor without dimensions."""
+    """Replaces a zero-dimensional CPU tensor with a meta tensor."""
     return value.to("meta") if isinstance(value, torch.Tensor) and not value.dim() else value
 
 
 def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Those among the values and in nested lists and tuples."""
+    """All tensors among the values, including those in nested lists and tuples."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -487,7 +515,7 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def flatten(values: Any) -> Iterator[Any]:
-    """Each value of nested lists and tuples."""
+    """Yields each value of nested lists and tuples."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from flatten(value)

@@ -1,8 +1,8 @@
-"""Heavy operators have several implementations, by their libraries: kernels that are generated, the host's, others'.
+"""Candidates: the implementations of a heavy operator, one for each library (generated kernels, host, driver).
 
-Of those that take a call, and have room, the one that is expected to be the quickest has it, but for a library that the
-user prefers, which comes first (`torch_backplane.preferences`), or the one that was the quickest when a call like it
-was tuned (`torch_backplane.tuning`).
+Of the candidates that accept a call and whose workspace fits the limit, the cheapest runs. A library that the user
+prefers comes first (`torch_backplane.preferences`). A tuned call runs the candidate that was fastest
+(`torch_backplane.tuning`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from torch_backplane.preferences import DEFAULT, LIBRARIES, count_without_room, 
 
 
 class Candidate(NamedTuple):
-    """One implementation.
+    """One implementation of a family of operators.
+
+    The functions are called with the arguments by which the family describes a call (`Candidates.choose`).
 
     Args:
-        library: its name, one of the family's.
-        refuses: why it does not take a call, in words that go on with «it», None where it does; called with what the
-            family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
-        forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
-        cost: of a call, relative to `costs.GENERATED`, in whole numbers; the cheapest candidate runs. Called likewise.
-            It may look at sizes, too: dynamic-shape plans are made on either side of where the order changes. None, or
-            a function that returns None: as `costs.unstated` says.
-        workspace: how many bytes it cannot do without, beside operands and results; called with one of its forms, ""
-            for the usual one, and likewise.
+        library: the name of the library, one of those in `preferences.LIBRARIES` for the family.
+        refuses: the guard. Returns None if the candidate accepts the call, else the reason as a phrase that continues
+            «it», such as "takes no complex numbers". It may depend on dtypes, devices and numbers of dimensions.
+        forms: returns the names of variants other than the default one. Only tuned calls use them.
+        cost: returns an integer relative to `costs.GENERATED`; the cheapest candidate runs. It may also depend on
+            sizes: each side of a threshold gets its own dynamic-shape plan. None, or a function that returns None,
+            means the cost is `costs.unstated`.
+        workspace: returns the bytes that the candidate needs in addition to operands and results. Its first argument
+            is the form, "" for the default one.
     """
 
     library: str
@@ -47,27 +49,34 @@ def _cost(candidate: Candidate, first: torch.Tensor, *described: Any) -> int:
 
 
 class Candidates:
-    """The implementations of a family of operators, of each of its libraries one.
+    """The candidates of a family of operators, one for each of its libraries.
+
+    Args:
+        family: a key of `preferences.LIBRARIES`.
+        candidates: in the order of the family's libraries.
 
     Raises:
-        ValueError: they are not those of the family.
+        ValueError: the libraries of the candidates are not those of the family.
     """
 
     def __init__(self, family: str, *candidates: Candidate) -> None:
         self.family = family
         self._candidates = {one.library: one for one in candidates}
-        self._failed: set[tuple[str, int]] = set()  # libraries, and devices on which they have
+        self._failed: set[tuple[str, int]] = set()  # (library, device index)
         if tuple(self._candidates) != LIBRARIES[family]:
-            raise ValueError(f"{family} have the libraries {LIBRARIES[family]}, and got {tuple(self._candidates)}")
+            raise ValueError(f"{family} must have the libraries {LIBRARIES[family]}, but got {tuple(self._candidates)}")
 
     def choose(self, first: torch.Tensor, *described: Any, problem: Callable[[], tuning.Problem] | None = None) -> str:
-        """The library that computes a call, with its form where that is not the usual one: "generated/tile=32".
+        """Chooses the library for a call. Tunes the call if tuning is enabled for the family.
 
-        A candidate whose workspace is more than `preferences.workspace()` is left out, unless there is no other one.
+        A candidate whose workspace exceeds `preferences.workspace()` is left out, unless it is the last one.
 
         Args:
-            first, described: what candidates are asked with; first is on the call's device.
-            problem: the call as it is tuned, looked at only where something is.
+            first, described: the description of the call that candidates get; `first` is on the call's device.
+            problem: returns the call as a tuning problem. Only called if tuning is enabled for the family.
+
+        Returns:
+            The library, with the form if it is not the default one, such as "generated/tile=32".
         """
         takers = [
             one
@@ -95,7 +104,7 @@ class Candidates:
         return takers[0].library
 
     def _forms(self, candidate: Candidate, *described: Any) -> list[str]:
-        """Those that there is room for."""
+        """The candidate's forms whose workspace fits the limit."""
         return [form for form in candidate.forms(*described) if self._has_room(candidate, form, *described)]
 
     def _has_room(self, candidate: Candidate, form: str, *described: Any) -> bool:
@@ -106,14 +115,20 @@ class Candidates:
         return False
 
     def has_library_for(self, first: torch.Tensor, *described: Any) -> bool:
-        """Whether there is another one than kernels that takes a call."""
+        """Whether a candidate other than generated kernels accepts the call."""
         return any(
             one.library != "generated" and one.refuses(first, *described) is None for one in self._candidates.values()
         )
 
     def tries(self, library: str, first: torch.Tensor, compute: Callable[[], None]) -> bool:
-        """Computes a call by a library that may fail, such as for want of memory. False where it has: then it is not
-        asked again on this device, and the next one takes the call. A trial of a tuner gets the error.
+        """Runs a call with a library that may fail, for example for lack of memory.
+
+        Returns:
+            Whether it succeeded. After a failure the library is not used again on this device, a warning is given, and
+            the caller runs the next candidate.
+
+        Raises:
+            torch.AcceleratorError: the library failed in a tuning trial.
         """
         try:
             compute()
@@ -122,7 +137,7 @@ class Candidates:
             if tuning.forced(self.family) is not None:
                 raise
             self._failed.add((library, first.get_device()))
-            _C.advance_configuration_epoch()  # plans have calls of it
+            _C.advance_configuration_epoch()  # invalidates plans that call the library
             said = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{self.family} go on without the {library}'s library: {said}", stacklevel=2)
+            warnings.warn(f"{self.family} no longer use the {library}'s library, which failed: {said}", stacklevel=2)
             return False

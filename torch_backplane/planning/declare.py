@@ -1,4 +1,4 @@
-"""Declaring an operator: which overloads a planner serves, and registering it."""
+"""Declares operators: decorators that register a planner for the overloads that it implements."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch_backplane.planning.refused_dtypes import refused_dtypes
 
 Planner = Callable[..., Any]
 Dtypes = Literal["real", "complex", "any"]
-# Numbers by whose value a kernel is chosen, by their names: the values that have kernels of their own.
+# For each argument whose value selects a kernel, by its name: the values that have special kernels.
 Static = Mapping[str, Collection[float]]
 
-_parts = torch.library.Library("backplane", "FRAGMENT")  # kept: operators are declared for good
+_parts = torch.library.Library("backplane", "FRAGMENT")  # kept alive, as it unregisters its operators when destroyed
 
-# Every planner that was declared, by the operator's full name, for the tools.
+# Every declared planner, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
-# For each of them the numbers that choose among kernels. All others are arguments of kernels.
+# For each of them the numbers that select a kernel. All other numbers are kernel arguments.
 static_numbers: dict[str, Static] = {}
 _hints: dict[tuple[int, str], Any] = {}
 
@@ -43,30 +43,38 @@ def operator(
     dtypes: Dtypes = "real",
     one_dtype: Sequence[str] = (),
 ) -> Callable[[Planner], Planner]:
-    """Decorates the planner of the operators `names`, such as "add.Tensor" (of aten; others as "namespace::name").
+    """Decorator that registers a planner for operators and their in-place and `out=` variants.
 
     The planner is called as `planner(call, *arguments)`, with the arguments of the functional form in the order of the
-    schema, and returns what the operator returns; `call.outputs()` are tensors to write to.
+    schema. It returns what the operator returns; `call.outputs()` are the tensors to write to.
 
     Args:
-        passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
-            `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
-        by_value: arguments of type Scalar that the planner needs to see.
-        sizes: likewise, where it computes sizes of them: a dynamic-shape plan serves other integers, too.
-        static: the values of numbers for which there are kernels of their own, such as exponents that have a formula
-            (`{"exponent": (0.5, 2)}`), by the numbers' names. Any other number is an argument of the kernel, whether
-            the planner sees it or not: another value is no kernel to build.
-        checks: what PyTorch wants of numbers, such as "lambd >= 0", "low <= high", "not p < 0", "lambd <=
-            finite(self)" or "slope >= 0 if is_result": an argument; a comparison; a number, another argument, or of a
-            tensor's dtype the greatest `finite` or the `lowest` number; and perhaps a bool or a list, which `not` may
-            precede. Each call is held against them, also where it is replayed; where one does not hold, PyTorch's CPU
-            kernel has the error.
-        variants: also serve the in-place and `out=` overloads.
-        dtypes: of tensors for which the planner is called; with others the call is left to the CPU. "real" are bool,
-            integers and floating-point, "complex" these and complex numbers, "any" is all that there is, also what
-            kernels do not compute with.
-        one_dtype: arguments that PyTorch wants to be tensors of one dtype, which its meta function does not look at:
-            where they are not, its CPU kernel has the error.
+        names: overloads, such as "add.Tensor" for aten, or "namespace::name".
+        passed_through: arguments of type int or float that only become kernel arguments. The planner gets them as
+            `Number`s, and one plan serves all their values. Arguments of type Scalar are always passed through, unless
+            `by_value` or `sizes` lists them.
+        by_value: arguments of type Scalar whose value the planner reads. Each value gets its own plan.
+        sizes: arguments of type Scalar from which the planner computes sizes. A dynamic-shape plan serves other
+            integers, too.
+        static: for each number that has special kernels for some values, its name and these values, such as
+            `{"exponent": (0.5, 2)}`. All other numbers become kernel arguments, even if the planner reads them, so
+            another value never builds another kernel.
+        checks: conditions that PyTorch requires of numbers, such as "lambd >= 0", "low <= high", "not p < 0",
+            "lambd <= finite(self)" or "slope >= 0 if is_result". The left side is an argument. The right side is a
+            number, another argument, or `finite(tensor)` or `lowest(tensor)`: the greatest or lowest number of the
+            tensor's dtype. `if` names a bool or a list argument, optionally after `not`. Every call is checked,
+            including replayed ones. If a check fails, PyTorch's CPU kernel raises the error.
+        variants: also register the in-place and `out=` overloads.
+        dtypes: tensor dtypes for which the planner is called; with others the call runs on the CPU. "real": bool,
+            integers and floating-point numbers. "complex": these and complex numbers. "any": all dtypes, including
+            those that kernels cannot compute with.
+        one_dtype: arguments that PyTorch requires to have one dtype, if its meta function does not check this. If their
+            dtypes differ, PyTorch's CPU kernel raises the error.
+
+    Raises:
+        ValueError: PyTorch has no such operator, or composes it of others; `static` names an unknown argument; a check
+            is malformed.
+        TypeError: the planner takes too few arguments, or has an annotation that cannot be resolved.
     """
 
     declaration = _Declaration(passed_through, by_value, sizes, static or {}, checks, dtypes, one_dtype)
@@ -82,16 +90,18 @@ def operator(
 
 
 def part(schema: str, **declared: Any) -> Callable[[Planner], OpOverload]:
-    """Decorates what a planner does before or after it has waited for a number from memory. Such a planner runs at
-    every call; its parts are operators of their own, with plans, and replayed.
+    """Decorator that makes a part of a planner an internal operator.
+
+    A planner that reads a value from device memory runs at every call. Its parts before and after the read are
+    operators of their own, whose plans are replayed.
 
     Args:
-        schema: arguments and results, such as "(Tensor mask) -> Tensor". The operator has the name of the function,
-            which is called as planners are.
-        declared: as for `operator`.
+        schema: arguments and results, such as "(Tensor mask) -> Tensor". The operator has the name of the decorated
+            function, which is called like a planner.
+        declared: arguments of `operator`.
 
     Returns:
-        the operator, to be called with the arguments of the schema.
+        The operator, to call with the arguments of the schema.
     """
 
     def decorate(planner: Planner) -> OpOverload:
@@ -104,10 +114,10 @@ def part(schema: str, **declared: Any) -> Callable[[Planner], OpOverload]:
 
 
 def find(name: str) -> OpOverload:
-    """The overload "add.Tensor", "relu" or "namespace::name.overload".
+    """Finds the overload with a name such as "add.Tensor", "relu" or "namespace::name.overload".
 
     Raises:
-        ValueError: PyTorch has none of this name.
+        ValueError: PyTorch has no overload of this name.
     """
     namespace, _, rest = name.rpartition("::")
     base, _, overload = rest.partition(".")
@@ -119,7 +129,7 @@ def find(name: str) -> OpOverload:
 
 
 def overloads_of(functional: OpOverload) -> list[OpOverload]:
-    """The overload itself and those that compute the same in place or to `out=`: with the same other arguments."""
+    """The overload, and its in-place and `out=` variants: those whose other arguments are the same."""
     found = [functional]
     namespace, _, base = functional._schema.name.partition("::")
     wanted = _plain_arguments(functional)
@@ -128,7 +138,7 @@ def overloads_of(functional: OpOverload) -> list[OpOverload]:
         for overload_name in packet.overloads() if packet is not None else ():
             overload = getattr(packet, overload_name)
             writes = any(argument.is_write for argument in overload._schema.arguments)
-            # PyTorch made it of the functional form: that, and a copy to a tensor of just this dtype.
+            # Generated by PyTorch: calls the functional form, and copies the result to an `out=` of the same dtype.
             composed = torch.Tag.generated in overload.tags and any(one.is_out for one in overload._schema.arguments)
             if overload is not functional and writes and not composed and _plain_arguments(overload) == wanted:
                 found.append(overload)
@@ -140,7 +150,7 @@ def _plain_arguments(overload: OpOverload) -> list[tuple[str, str]]:
 
 
 class _Declaration(NamedTuple):
-    """As `operator` describes."""
+    """The arguments of `operator`."""
 
     passed_through: Sequence[str]
     by_value: Sequence[str]
@@ -157,8 +167,8 @@ def _register(overload: OpOverload, functional: OpOverload, planner: Planner, de
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     known = ("CPU", "PrivateUse1")
     if has_kernel(name, "CompositeImplicitAutograd") and not any(has_kernel(name, key) for key in known):
-        # With a kernel of bp's own, autograd would stop differentiating the composition, on host devices, too.
-        raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
+        # A kernel for bp would stop autograd from differentiating the composition, on host devices, too.
+        raise ValueError(f"{name} is CompositeImplicitAutograd: declare the operators that it is composed of")
 
     in_memory = in_memory_only(planner, functional)
     names = [one.name for one in functional._schema.arguments if not one.is_out]
@@ -178,11 +188,11 @@ def _register(overload: OpOverload, functional: OpOverload, planner: Planner, de
             if isinstance(value, _C.Number) or (
                 isinstance(value, (list, tuple)) and any(isinstance(one, _C.Number) for one in flatten(value))
             ):
-                raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
+                raise _C.RunOnCPU("a zero-dimensional CPU tensor where the kernel needs a tensor of the device")
         for tensor in call.tensors if dtypes != "any" else ():
             if tensor.dtype not in supported:
                 check_supported(tensor.dtype)
-                raise _C.RunOnCPU(f"its kernel takes no {tensor.dtype}".replace("torch.", ""))
+                raise _C.RunOnCPU(f"its kernel does not support {tensor.dtype}".replace("torch.", ""))
         if refused and call.tensors and call.tensors[0].dtype in refused:
             raise _C.Refused(f"{call.tensors[0].dtype}".removeprefix("torch."))
         if alike:
@@ -213,10 +223,10 @@ def _register(overload: OpOverload, functional: OpOverload, planner: Planner, de
 
 
 def _parsed(check: str) -> tuple[str, str, float | str, str]:
-    """("lambd", ">=", 0.0, "") of "lambd >= 0". ValueError for anything that is no comparison."""
+    """Parses a check: "lambd >= 0" gives ("lambd", ">=", 0.0, ""). Raises ValueError if it is not a comparison."""
     found = re.fullmatch(r"(not )?(\w+) (<=?|>=?|==|!=) (\S+)( if (?:not )?\w+)?", check)
     if found is None:
-        raise ValueError(f"a check is a comparison such as 'lambd >= 0', and got {check!r}")
+        raise ValueError(f"a check must be a comparison such as 'lambd >= 0', but got {check!r}")
     negated, argument, comparison, bound, condition = found.groups()
     condition = (condition or "").removeprefix(" if ")
     named = bound.isidentifier() or re.fullmatch(r"(finite|lowest)\(\w+\)", bound)
@@ -224,8 +234,10 @@ def _parsed(check: str) -> tuple[str, str, float | str, str]:
 
 
 def in_memory_only(planner: Planner, functional: OpOverload) -> list[bool]:
-    """For each argument of the functional form: whether the planner takes tensors there and no `Number`, which is what
-    CPU tensors without dimensions arrive as, alone and in lists. It takes them where it says Any or Number.
+    """For each argument of the functional form: whether it takes tensors, and the planner accepts no `Number` for it.
+
+    Zero-dimensional CPU tensors arrive as `Number`s, alone and in lists. A planner accepts them if the parameter is
+    annotated with Any or Number.
     """
     parameters = list(inspect.signature(planner).parameters.values())[1:]
     found = []
@@ -233,34 +245,34 @@ def in_memory_only(planner: Planner, functional: OpOverload) -> list[bool]:
         if argument.is_out:
             continue
         if not parameters:
-            raise TypeError(f"the planner of {functional} takes too few arguments: it has none for {argument.name}")
+            raise TypeError(f"the planner of {functional} takes too few arguments: {argument.name} is missing")
         parameter = parameters[0] if parameters[0].kind is parameters[0].VAR_POSITIONAL else parameters.pop(0)
         found.append("Tensor" in str(argument.type) and not admits_number(resolved(planner, parameter)))
     return found
 
 
 def resolved(planner: Planner, parameter: inspect.Parameter) -> Any:
-    """The annotation itself, also where it is text, or the name of an alias; None where there is none."""
+    """Resolves the parameter's annotation, which can be text or an alias; None if it has none."""
     if parameter.annotation is parameter.empty:
         return None
     names = getattr(inspect.unwrap(planner), "__globals__", None)
-    key = (id(names), str(parameter.annotation))  # most planners of a module say the same of most arguments
+    key = (id(names), str(parameter.annotation))  # most planners of a module use the same few annotations
     if key not in _hints:
         holder = SimpleNamespace(__annotations__={"hint": parameter.annotation})
         try:
             _hints[key] = get_type_hints(holder, globalns=names)["hint"]
         except NameError as error:
-            said = f"the annotation of {parameter} in a planner is not known to its module: {error}"
+            said = f"the annotation of {parameter} in a planner cannot be resolved in its module: {error}"
             raise TypeError(said) from error
     return _hints[key]
 
 
 def admits_number(hint: Any) -> bool:
-    """Whether what is declared so may be a `Number`, or hold one."""
+    """Whether a value with this annotation can be a `Number` or contain one."""
     return hint in (Any, _C.Number) or any(map(admits_number, get_args(hint)))
 
 
 def check_supported(dtype: torch.dtype) -> None:
-    """Leaves the call to the CPU where generated kernels have no such dtype."""
+    """Leaves the call to the CPU if generated kernels do not support the dtype."""
     if dtype not in FACTS:
         raise _C.RunOnCPU(f"kernels have no {dtype}".replace("torch.", ""))

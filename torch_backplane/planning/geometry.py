@@ -1,4 +1,7 @@
-"""What a launch's operands look like, asked of the runtime, or, of symbols, of `kernels.layouts`: both say the same."""
+"""Geometry of a launch: its index layout, and the sizes and strides of its operands.
+
+The runtime computes it for numbers, `kernels.layouts` for the symbols of a trace. Both give the same results.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,18 @@ from torch_backplane.planning.tracing import current
 
 
 def check_operands(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether there are elements. Raises PyTorch's error where `inputs` do not broadcast to the shape of `outputs`, or
-    memory is both read and written elsewhere.
+    """Checks the operands of a pointwise kernel, and returns whether there are elements to compute.
+
+    Raises:
+        ValueError: the outputs have different shapes.
+        RuntimeError: PyTorch's error, if `inputs` do not broadcast to the outputs' shape, an output overlaps itself, or
+            partially overlaps an input.
     """
     if current() is None:
         return _C.check_operands(outputs, inputs)
     shape = outputs[0].shape
     if any(output.shape != shape for output in outputs):
-        raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
+        raise ValueError(f"all outputs must have one shape, but got {[list(output.shape) for output in outputs]}")
     check_shape(shape, inputs)
     if outputs[0].numel() == 0:
         return False
@@ -35,7 +42,7 @@ def check_operands(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 
 def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
-    """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
+    """Raises PyTorch's error if `inputs` do not broadcast to `shape`: a kernel would read out of bounds."""
     if all(tensor.shape == shape for tensor in inputs):
         return
     runtime.check_broadcast([torch.empty(shape, device="meta"), *inputs])
@@ -51,11 +58,12 @@ def pointwise_geometry(
     width: int,
     dialect: Dialect,
 ) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """(the arguments of a Layout, sizes, strides) of operands that fit, as `kernels.geometry` has them.
+    """Returns (the arguments of a Layout, sizes, strides) of checked operands, as `kernels.geometry` does.
 
     Args:
-        positions: the program's indices, which are operands without memory.
-        width: elements for each work item where all are contiguous and aligned to so many.
+        positions: the program's `indices`: the dimension of each, None for the element's number. They count as operands
+            without memory.
+        width: elements for each work item, if all operands are contiguous and aligned to that many elements.
     """
     limits = dialect.target.row_limits
     if current() is None:
@@ -101,7 +109,7 @@ def pointwise_geometry_of_symbols(
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
+    """The strides of `tensor` broadcast to `shape`, as torch.broadcast_to gives them."""
     missing = len(shape) - tensor.dim()
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
@@ -110,7 +118,7 @@ def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
 def reduction_geometry(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], dims: Sequence[int]
 ) -> ReductionGeometry:
-    """Of a reduction over `dims`, which are not negative; outputs are without them, or have size 1 there."""
+    """The geometry of a reduction over `dims`, which must not be negative. Outputs lack them or have size 1 there."""
     if current() is not None:
         return reduction_geometry_of_symbols(outputs, inputs, dims)
     wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(outputs, inputs, dims)

@@ -1,7 +1,7 @@
-"""What planners have the host do: PyTorch's CPU kernels, and functions of C libraries.
+"""Host callbacks that planners submit: PyTorch's CPU kernels, and functions of C libraries.
 
-Both run in the order of the stream, on the device's own memory, without copies, and are part of the plan. So they are
-for devices whose memory the host sees: CPUs, through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` says that it sees none.
+Both run in stream order, directly on device memory, without copies, and are part of the plan. The host must be able to
+access the device's memory, as it can for processors used through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` disables this.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from torch_backplane.planning.queue_functions import address_of
 
 
 def host_sees_memory(device: torch.device) -> bool:
-    """Whether `call_on_cpu` and `call_library` work on this device."""
+    """Whether the host can access the device's memory: required by `call_on_cpu` and `LibraryFunction`."""
     return _C.host_sees_memory(device.index)
 
 
 def call_on_cpu(overload: OpOverload, *arguments: Any, **named: Any) -> None:
-    """Runs PyTorch's CPU kernel of `overload`, which must be an `out=` or in-place form, on bp tensors.
+    """Runs PyTorch's CPU kernel of an `out=` or in-place overload on bp tensors, in stream order.
 
-    What it writes to must have the right size: it cannot be resized. What the kernel raises is raised by the stream's
-    next synchronization.
+    Tensors to write to must have the right size, as they cannot be resized. An error of the kernel is raised by the
+    next synchronization of the stream.
 
     Args:
-        arguments, named: as for the overload itself: bp tensors of one device, `Number`s, lists of these, plain values.
+        overload: the overload.
+        arguments, named: its arguments: bp tensors of one device, `Number`s, lists of these, and plain values.
 
     Raises:
-        TypeError: an argument is missing or unknown, a tensor is on another device, or there is none.
+        TypeError: an argument is missing or unknown, a tensor is on another device, or no argument is a tensor.
         ValueError: the overload writes to none of its arguments.
-        RuntimeError: the host does not see the memory of the device.
+        RuntimeError: the host cannot access the device's memory.
     """
     schema = overload._schema
     values = []
@@ -46,28 +47,28 @@ def call_on_cpu(overload: OpOverload, *arguments: Any, **named: Any) -> None:
         elif argument.has_default_value():
             values.append(argument.default_value)
         else:
-            raise TypeError(f"{overload} needs the argument {argument.name!r}")
+            raise TypeError(f"{overload} is missing the argument {argument.name!r}")
     if given or named:
-        raise TypeError(f"{overload} takes no {', '.join(named) or f'{len(given)} more positional arguments'}")
+        raise TypeError(f"{overload} got unexpected arguments: {', '.join(named) or f'{len(given)} positional'}")
     runtime.call_on_cpu(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""), values)
 
 
 class LibraryFunction:
-    """A function of a C library, to be called by planners: `function(*arguments)`.
+    """A function of a C library that planners call as `function(*arguments)`.
 
-    All that it takes must be passed as integers and pointers are. That is so in the Fortran interfaces of BLAS and
-    LAPACK, where numbers come by reference. What it returns is not looked at.
+    All parameters must be integers or pointers, as in the Fortran interfaces of BLAS and LAPACK, which take numbers by
+    reference. The return value is ignored.
 
     Args:
-        name: of the function, for messages.
-        address: of the function, in a library that stays loaded; or a function of a `ctypes.CDLL`, which is kept as
-            long as a plan calls it.
-        parameters: for each one `torch.Tensor` (a pointer to the tensor's first element; any dtype and strides),
+        name: the function's name, for messages.
+        address: the function's address in a library that stays loaded, or a function of a `ctypes.CDLL`, which is kept
+            alive as long as a plan calls it.
+        parameters: for each parameter `torch.Tensor` (a pointer to the tensor's first element; any dtype and strides),
             a dtype (a pointer to a number of that dtype), or `int` (an integer by value).
 
     Raises:
-        TypeError: a parameter is none of these, or the address none.
-        ValueError: there is no address, or there are more than 20 parameters.
+        TypeError: a parameter is none of these, or `address` is not an address.
+        ValueError: the address is null, or there are more than 20 parameters.
     """
 
     def __init__(self, name: str, address: Any, *parameters: Any) -> None:
@@ -75,12 +76,15 @@ class LibraryFunction:
         self._function = _C.LibraryFunction(name, address_of(name, address), address, described)
 
     def __call__(self, *arguments: Any) -> None:
-        """Calls the function in the order of the current stream, on bp tensors and numbers (Python's and `Number`s).
+        """Submits a call to the current stream.
+
+        Args:
+            arguments: a bp tensor or a number (of Python or a `Number`) for each parameter.
 
         Raises:
-            TypeError: memory is no bp tensor, or all arguments are numbers.
-            ValueError: another number of arguments, or tensors of several devices.
-            RuntimeError: the host does not see the memory of the device.
+            TypeError: a `torch.Tensor` parameter got something other than a bp tensor, or no argument is a tensor.
+            ValueError: the number of arguments is wrong, or the tensors are on several devices.
+            RuntimeError: the host cannot access the device's memory.
         """
         runtime.call_library(self._function, arguments)
 
@@ -92,4 +96,4 @@ def _parameter(name: str, described: Any) -> tuple[str, torch.dtype | None]:
         return "value", torch.int64
     if isinstance(described, torch.dtype):
         return "reference", described
-    raise TypeError(f"a parameter of {name} is torch.Tensor, a dtype or int, and got {described!r}")
+    raise TypeError(f"a parameter of {name} must be torch.Tensor, a dtype or int, but got {described!r}")

@@ -1,4 +1,4 @@
-"""From kernel text to the device: dialects, compiled kernels, launches and random numbers."""
+"""Kernel launches: the dialect of a device, caches of generated and compiled kernels, launches, random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_backplane.planning.recent import Recent
 
 Made = TypeVar("Made")
 
-MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those that were used the longest time ago go
+MOST_KERNELS = 4096  # in each of the tables below, for all devices; then the least recently used ones are dropped
 
 _dialects: dict[int, Dialect] = {}
 _compiled: Recent[tuple[int, str], _C.CompiledKernel] = Recent(MOST_KERNELS, _C.is_planned)
@@ -25,7 +25,7 @@ _traced: Recent[Hashable, Any] = Recent(MOST_KERNELS)
 
 
 def dialect_of(device: torch.device | int) -> Dialect:
-    """How kernel text for this device is spelled."""
+    """Returns the dialect in which kernels for this device are written."""
     index = device if isinstance(device, int) else device.index
     if index not in _dialects:
         named = drivers.device(index).properties.dialect
@@ -34,7 +34,7 @@ def dialect_of(device: torch.device | int) -> Dialect:
 
 
 def target_of(index: int) -> Target:
-    """What bp:`index` is."""
+    """Returns the target of the device bp:`index`."""
     properties = drivers.device(index).properties
     target = properties.target or Target.of_kind(properties.kind)
     float64 = target.float64 and torch.float64 in properties.dtypes
@@ -42,19 +42,17 @@ def target_of(index: int) -> Target:
 
 
 def generated(key: Hashable, generate: Callable[[], Made]) -> Made:
-    """The kernel, and what belongs to it, that `generate()` makes: once for each key, as long as it is among those that
-    were used last.
-    """
+    """Returns `generate()`, a kernel and what belongs to it, cached by the key while it was used recently."""
     return _generated.get(runtime.settled(key), generate)
 
 
 def traced(key: Hashable, trace: Callable[[], Made]) -> Made:
-    """The same of traced formulas, as programs or text."""
+    """Returns `trace()`, a traced formula as a program or text, cached like `generated`."""
     return _traced.get(runtime.settled(key), trace)
 
 
 class tracing:
-    """Leaves to the CPU what a formula does not take: it computes that, or says in PyTorch's words that it does not."""
+    """Context manager that leaves the call to the CPU if a formula raises a TypeError, as for an unsupported dtype."""
 
     def __enter__(self) -> None:
         pass
@@ -65,8 +63,15 @@ class tracing:
 
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
-    """The kernel built for bp:`index`, once for each text, as long as a plan has it or it is among those that were used
-    last. `name` is the operator's, for errors. LimitExceeded where it needs more than the device has.
+    """Returns the kernel compiled for bp:`index`, cached by its text while a plan holds it or it was used recently.
+
+    Args:
+        index: of the device.
+        kernel: the text and parameters.
+        name: the operator's name, for errors.
+
+    Raises:
+        LimitExceeded: the kernel needs more arguments or local memory than the device has.
     """
 
     def build() -> _C.CompiledKernel:
@@ -91,18 +96,24 @@ def launch(
     cluster: Sequence[int] = (),
     cooperative: bool = False,
 ) -> None:
-    """Runs `kernel` on the current stream of the tensors' device.
+    """Launches a kernel on the current stream of the tensors' device.
 
     Args:
-        tensors: for the "output" and "input" parameters, in their order.
-        numbers: for all other parameters, in their order: Python numbers and `Number`s.
-        global_size: work items in 1 to 3 dimensions, rounded up to whole groups, and to whole clusters.
-        group_size: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
-        name: of the operator, for errors.
-        dynamic_shared_memory, cluster, cooperative: as of `runtime.launch`.
+        kernel: the kernel; compiled at its first launch.
+        tensors: the arguments for the "output" and "input" parameters, in order.
+        numbers: the arguments for all other parameters, in order: Python numbers and `Number`s.
+        global_size: work items in 1 to 3 dimensions. Rounded up to a multiple of the group size, and of the cluster
+            size. Nothing is launched if it is 0 in a dimension.
+        group_size: work items per group in each dimension. Default: the kernel's, else the target's, in the first
+            dimension.
+        name: the operator's name, for errors; the kernel's by default.
+        dynamic_shared_memory: bytes per group, in addition to the local memory that the kernel declares.
+        cluster: groups per cluster in each dimension.
+        cooperative: whether all groups are resident at the same time, so that they can wait for each other.
 
     Raises:
-        LimitExceeded: the kernel needs more arguments, local memory or work items in a group than the device takes.
+        LimitExceeded: the kernel needs more arguments, local memory or work items per group than the device has.
+        NotImplementedError: the device's driver does not support `dynamic_shared_memory`, `cluster` or `cooperative`.
     """
     index, name = tensors[0].get_device(), name or kernel.name
     target = dialect_of(index).target
@@ -121,5 +132,9 @@ def launch(
 
 
 def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:
-    """(seed, offset) of the next `count` 32-bit random numbers per element of the call's generator; both int64."""
+    """Reserves the next `count` 32-bit random numbers per element of the call's generator.
+
+    Returns:
+        (seed, offset), both int64.
+    """
     return runtime.take_random(count)

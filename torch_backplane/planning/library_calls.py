@@ -1,4 +1,4 @@
-"""Calls of the libraries that a device's driver brings (`drivers.libraries`), whatever their family."""
+"""Calls of the libraries that a device's driver provides (`drivers.libraries`), for all families."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from torch_backplane import _C, drivers
 from torch_backplane.drivers.libraries import FAMILIES, Library, Routine, routines_of
 from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 
-_failed: set[tuple[int, str, str]] = set()  # devices, families and names of libraries
+_failed: set[tuple[int, str, str]] = set()  # (device index, family, library name)
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """One call of a family's routine. The first library of the device's driver that takes it computes it.
+    """One call of a family's routine. The first library of the device's driver that accepts the call runs it.
 
     Args:
-        integers: returns the routine's integers by their names. It is called only where a routine looks at them, as
-            each comparison of a size is a condition of the plan. None where only devices and dtypes are known.
+        device: the device.
+        family: a key of `drivers.libraries.FAMILIES`.
+        dtype: the dtype of the routine.
+        integers: returns the routine's integers by their names; None if only device and dtype are known. Called only if
+            a routine reads them, because each comparison of a size adds a guard to the plan.
     """
 
     device: torch.device
@@ -32,8 +35,8 @@ class LibraryCall:
     integers: Callable[[], dict[str, int]] | None = None
 
     def why_not(self) -> str | None:
-        """Why no library computes it, in words that go on with «it»; None where one does."""
-        reason = "is not there for this device"
+        """Returns None if a library accepts the call, else the reason, as a phrase that continues «it»."""
+        reason = "is not available on this device"
         for library, routine in self._usable():
             refused = self._refusal(library, routine)
             if refused is None:
@@ -42,26 +45,29 @@ class LibraryCall:
         return reason
 
     def workspace(self) -> int:
-        """Bytes that the routine needs besides its operands."""
+        """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call."""
         for _, routine in self._takers():
             return self._asked(routine.workspace) or 0
         return 0
 
     def cost(self) -> int | None:
-        """Relative to generated kernels, which cost 100; None where the library states none."""
+        """Returns the cost relative to generated kernels, which cost 100; None if the library states none."""
         for _, routine in self._takers():
             return self._asked(routine.cost)
         return None
 
     def run(self, memory: Sequence[torch.Tensor], numbers: Sequence[Any] = (), written: int = 1) -> None:
-        """Calls it. A library that fails is not asked again on this device; the next one computes the call.
+        """Runs the call with the first library that accepts it.
+
+        If a library fails, a warning is given and the next one runs the call. The failed library is not used again for
+        this family on this device.
 
         Args:
-            memory, numbers: as the family lists them.
-            written: how many of `memory`, from the first, are written.
+            memory, numbers: the routine's arguments in the order that the family lists.
+            written: how many of `memory`, from the first on, the routine writes.
 
         Raises:
-            torch.AcceleratorError: the last library has failed.
+            torch.AcceleratorError: the last library that accepts the call failed.
         """
         takers = list(self._takers())
         for index, (library, routine) in enumerate(takers):
@@ -72,10 +78,12 @@ class LibraryCall:
                 if index == len(takers) - 1:
                     raise
                 _failed.add((self.device.index, self.family, library.name))
-                _C.advance_configuration_epoch()  # plans have calls of it
+                _C.advance_configuration_epoch()  # invalidates plans that call the library
                 said = str(error).strip().partition("\n")[0]
                 computes = FAMILIES[self.family].computes
-                warnings.warn(f"{computes} go on without {library.name} on {self.device}: {said}", stacklevel=2)
+                warnings.warn(
+                    f"{computes} no longer use {library.name} on {self.device}, which failed: {said}", stacklevel=2
+                )
 
     def _usable(self) -> Iterator[tuple[Library, Routine]]:
         if queue_api(self.device):

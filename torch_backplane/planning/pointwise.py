@@ -1,4 +1,4 @@
-"""Pointwise operators: a formula over scalars becomes an operator on tensors."""
+"""Pointwise operators, declared by a formula over scalars."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from torch_backplane.planning.launch import dialect_of, generated, launch, trace
 
 Fitting = Literal["computed", "stored", "any"]
 
-# Arguments of these names choose, and are bool whatever is computed.
+# Arguments with these names are conditions: bool, whatever dtype is computed in.
 CONDITIONS = ("condition", "mask")
-# Dtypes of which float16 or bfloat16 lacks some numbers.
+# Dtypes with values that float16 or bfloat16 cannot represent.
 _ROUNDED = (
     torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64,
@@ -49,24 +49,27 @@ def pointwise(
     idempotent: bool = False,
     one_dtype: Sequence[str] = (),
 ) -> None:
-    """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
+    """Declares a pointwise operator and its in-place and `out=` variants by a formula over scalars.
 
     Args:
-        formula: takes the arguments of the functional form, by position: tensors and numbers as traced values of the
-            dtype to compute in; anything else (bool, str, None) as it is. Returns a value for each result. It runs once
-            for each combination of dtypes and plain values, not at each call.
-        compute: "result" computes in the dtype that PyTorch gives the result (float32 for float16 and bfloat16; for
-            results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
-        by_value: arguments of type Scalar of which another value is another plan.
-        passed_through: arguments of type float or int of which another value is the same plan, as with type Scalar.
-        static: as in `operator`. The formula gets these values, of int, float and what is `by_value`, as they are.
-        checks: what PyTorch wants of numbers, as in `operator`.
-        fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
-            "computed" in, the one that the result has in memory ("stored"), or "any". By their names where they differ.
-        dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
-        one_dtype: arguments that PyTorch wants to be of one dtype, as in `operator`.
-        idempotent: what is written does not depend on what was there: in place, PyTorch fills expanded tensors with
-            numbers, and others with elements of their own.
+        name: the functional form, such as "add.Tensor".
+        formula: takes the arguments of the functional form by position: tensors and numbers as traced values of the
+            dtype to compute in, everything else (bool, str, None) as it is. Returns a value for each result. It runs
+            once for each combination of dtypes and plain values, not for each call.
+        compute: "result" computes in the dtype of PyTorch's result: float32 for float16 and bfloat16; for results of
+            type bool, the dtype to which PyTorch promotes the arguments. "inputs" computes with each tensor in its own
+            dtype.
+        by_value: arguments of type Scalar; each value gets its own plan.
+        passed_through: arguments of type float or int; one plan serves all values, as for arguments of type Scalar.
+        static: as for `operator`. The formula gets these values of int, float and `by_value` arguments as they are.
+        checks: conditions on numbers, as for `operator`.
+        fitting: the dtype whose range arguments of type Scalar must fit, else PyTorch raises an error: "computed", the
+            dtype computed in; "stored", the dtype of the result in memory; "any", no check. A mapping gives it for
+            each argument name.
+        dtypes: "complex" if PyTorch supports complex numbers and the formula is right for them.
+        one_dtype: arguments that PyTorch requires to have one dtype, as for `operator`.
+        idempotent: whether the result is independent of what the destination contained. PyTorch then accepts an
+            in-place operand with internal overlap if all other operands are numbers.
     """
 
     declared = _Declared(name, formula, compute, fitting, idempotent, static or {})
@@ -92,12 +95,22 @@ def plan_pointwise(
     compute: str = "result",
     fitting: Fitting | Mapping[str, Fitting] = "computed",
 ) -> Any:
-    """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
+    """Runs a formula as the planner of a pointwise operator does.
+
+    Args:
+        name: identifies the formula; the operator's name.
+        formula, compute, fitting: as for `pointwise`.
+        call: the call.
+        values: the formula's arguments.
+
+    Returns:
+        What the operator returns.
+    """
     return _plan(_Declared(name, formula, compute, fitting), call, values)
 
 
 class _Declared(NamedTuple):
-    """As `pointwise` describes."""
+    """The arguments of `pointwise`."""
 
     name: str
     formula: Callable[..., Any]
@@ -110,18 +123,18 @@ class _Declared(NamedTuple):
 def _plan(declared: _Declared, call: Call, values: Sequence[Any]) -> Any:
     idempotent = declared.idempotent
     if call.form.has_structured_meta:
-        call.meta()  # has PyTorch's errors, and which comes first
+        call.meta()  # raises PyTorch's errors, in PyTorch's order
     else:
-        # In PyTorch's words: some of its meta kernels have others.
+        # Some of PyTorch's meta kernels have other messages than its CPU kernels.
         runtime.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
         if not idempotent:
-            runtime.check_overlaps(call.written, [])  # before they are resized
+            runtime.check_overlaps(call.written, [])  # before tensors are resized, as PyTorch does
     check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
         (given,) = outputs
         if any(isinstance(value, torch.Tensor) and value is not given for value in values):
-            runtime.check_overlaps([given], [])  # PyTorch copies then
+            runtime.check_overlaps([given], [])  # PyTorch copies in this case, and rejects internal overlap
         values = [
             each_once(value) if value is given
             else value.clone() if isinstance(value, torch.Tensor) and shares_memory(given, [value])
@@ -135,7 +148,7 @@ def _plan(declared: _Declared, call: Call, values: Sequence[Any]) -> Any:
 
 
 def each_once(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with each element in memory once: dimensions that are expanded have size 1."""
+    """Returns a view that contains each element in memory once: expanded dimensions get size 1."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -143,31 +156,31 @@ def each_once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_cast(call: Call) -> None:
-    """Raises PyTorch's error where the result's dtype cannot be written to the tensor that was given for it."""
+    """Raises PyTorch's error if the result cannot be cast to the dtype of the tensor to write to."""
     if call.form.is_functional:
         return
     for given, result in zip(call.written, call.meta(call.functional), strict=True):
         if given.dtype != result.dtype and call.name in OF_ONE_DTYPE:
-            raise _C.Refused("a result of another dtype")  # for PyTorch's error
+            raise _C.Refused("a result of another dtype")  # the CPU kernel raises PyTorch's error
         if not torch.can_cast(result.dtype, given.dtype):
             found, wanted = (type_name(dtype) for dtype in (result.dtype, given.dtype))
             raise RuntimeError(f"result type {found} can't be cast to the desired output type {wanted}")
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As PyTorch's messages have it: "Float"."""
+    """The dtype's name in PyTorch's messages, such as "Float"."""
     return torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
 
 
 def _run_formula(declared: _Declared, call: Call, outputs: list[Any], values: Sequence[Any]) -> None:
-    """Computes the formula of the operator's arguments `values`."""
+    """Launches the formula with the operator's arguments `values`."""
     static, fitting = declared.static, declared.fitting
     names = call.form.argument_names
     inputs: list[torch.Tensor] = []
     scalars: list[_C.Number] = []
     numbers: list[complex] = []
-    places: list[tuple[str, Any]] = []  # for each argument of the formula: where it comes from
-    kinds: list[Hashable] = []  # what is known of each
+    places: list[tuple[str, Any]] = []  # for each argument of the formula: ("input" | …, index or the plain value)
+    kinds: list[Hashable] = []  # for each argument, the properties that a traced formula depends on
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             places.append(("input", len(inputs)))
@@ -183,7 +196,7 @@ def _run_formula(declared: _Declared, call: Call, outputs: list[Any], values: Se
             numbers.append(value)
         else:
             places.append(("value", value))
-            kinds.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
+            kinds.append(repr(value))  # the value would not tell 0.0 from -0.0, or 1 from True
     has_elements = check_operands(outputs, inputs)
     fits = fitting if isinstance(fitting, str) else tuple(fitting.items())
     results = [one.dtype for one in outputs]
@@ -208,7 +221,7 @@ def _run_formula(declared: _Declared, call: Call, outputs: list[Any], values: Se
 
 @dataclass(eq=False, slots=True)
 class _Traced:
-    """A formula, traced for operands of certain dtypes, on one device. Tables know it by itself."""
+    """A formula traced for the dtypes of its operands on one device. Compared by identity, as a key of caches."""
 
     name: str
     program: Program
@@ -217,16 +230,17 @@ class _Traced:
     scalars: tuple[torch.dtype, ...]
     compute: Any
     index: int  # of the device
-    width: int  # elements for each work item where all are contiguous
+    width: int  # elements for each work item if all operands are contiguous
 
 
 class _Prepared(NamedTuple):
-    """What an operator's formula makes of arguments of certain kinds.
+    """A declared formula, prepared for arguments of certain kinds.
 
     Args:
-        dtype: what it computes in.
-        fits: for each `Number` what it must be a value of, if that is to be checked.
-        parts: where numbers are complex, which of them are passed in parts.
+        traced: the traced formula.
+        dtype: the dtype computed in.
+        fits: for each `Number`, the dtype whose range it must fit; None for no check.
+        parts: for each number, whether it is complex and passed as real and imaginary part; None if no number is.
     """
 
     traced: _Traced
@@ -247,7 +261,7 @@ def _prepared(
     name, formula, compute, fitting, *_ = declared
     names = [one for one, (origin, _) in zip(call.form.argument_names, places, strict=False) if origin == "scalar"]
     fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
-    # Numbers that become what is stored do not choose what is computed in.
+    # Numbers with the fitting "stored" do not take part in choosing the dtype to compute in.
     common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
     dtype = value_dtype(common)
     stored = outputs[0].dtype
@@ -262,7 +276,7 @@ def _prepared(
         for one, (origin, _) in zip(call.form.argument_names, places, strict=False)
         if origin == "input"
     ]
-    # PyTorch makes every tensor one of the common dtype, and rounds what is of more digits.
+    # PyTorch converts every tensor to the common dtype (float16, say), which rounds values of wider dtypes.
     if common != dtype:
         seen = [
             common if one == dtype and tensor.dtype in _ROUNDED and tensor.dtype != common else one
@@ -291,15 +305,15 @@ def _prepared(
 
 
 def is_number(value: Any) -> bool:
-    """Of Python's, other than a bool."""
+    """Whether the value is a Python number other than a bool."""
     return isinstance(value, (int, float, complex)) and not isinstance(value, bool)
 
 
 def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
-    """What a formula that computes in `dtype` sees a Python number as.
+    """Returns the dtype in which a formula that computes in `dtype` gets a Python number.
 
     Raises:
-        TypeError, OverflowError: it is none of this dtype.
+        TypeError, OverflowError: that dtype cannot represent the number.
     """
     if dtype == torch.bool and isinstance(number, int):
         dtype = torch.int64
@@ -310,8 +324,10 @@ def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
 
 
 def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """What tensors become before they are computed with: the dtype of the functional form's result; for results that
-    are bools, or real numbers made of complex ones, what PyTorch promotes the arguments to.
+    """Returns the dtype to which PyTorch converts all tensors before it computes.
+
+    It is the dtype of the functional form's result. For bool results, and real results of complex inputs, it is the
+    dtype to which PyTorch promotes the arguments.
     """
     result = result_dtype(call)
     if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
@@ -322,7 +338,7 @@ def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_
 
 
 def result_dtype(call: Call) -> torch.dtype:
-    """Of the functional form's first result that is made."""
+    """The dtype of the functional form's first result that is not None."""
     for one in call.meta(call.functional):
         if one is not None:
             return one.dtype
@@ -339,13 +355,16 @@ def run_pointwise(
     compute: torch.dtype | Sequence[torch.dtype] | None = None,
     name: str = "pointwise",
 ) -> None:
-    """Computes `formula` for each element of `outputs`, all of one shape; inputs are broadcast to it.
+    """Computes `formula` for each element of `outputs`.
 
     Args:
-        scalars: (number, dtype that the formula sees it in).
-        key: what tells this formula from others: equal keys share kernels.
-        compute: what the formula sees inputs as, as in `kernels.pointwise`.
-        name: a C identifier, for the kernel.
+        formula: takes a traced value for each input and scalar; returns one for each output.
+        outputs: tensors of one shape.
+        inputs: tensors that are broadcast to that shape.
+        scalars: (number, dtype in which the formula gets it).
+        key: identifies the formula. Equal keys share kernels.
+        compute: the dtype in which the formula gets the inputs, or one for each, as for `kernels.pointwise`.
+        name: the name of the kernel; a C identifier.
     """
     has_elements = check_operands(outputs, inputs)
     formula, scalars = _with_parts(formula, len(inputs), scalars)
@@ -362,7 +381,7 @@ def _traced(
     compute: torch.dtype | Sequence[torch.dtype] | None,
     name: str,
 ) -> _Traced:
-    """The formula for such operands, and numbers in parts, traced once for each key."""
+    """Traces the formula for these operands, cached by the key. Complex scalars are already split into parts."""
     read, written = tuple([tensor.dtype for tensor in inputs]), tuple([tensor.dtype for tensor in outputs])
     numbers = tuple([dtype for _, dtype in scalars])
     index = outputs[0].get_device()
@@ -370,7 +389,7 @@ def _traced(
 
     def trace() -> _Traced:
         program = pointwise_program(formula, read, written, seen, numbers)
-        # A complex number is a vector already.
+        # A complex number is already a vector.
         width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(index).target.element_width
         return _Traced(name, program, read, written, numbers, seen, index, width)
 
@@ -385,7 +404,7 @@ def _run(
     numbers: Sequence[Any],
     has_elements: bool,
 ) -> None:
-    """Computes what was traced; without elements, it is held against the dialect's dtypes and checks numbers."""
+    """Launches a traced formula. Without elements, only generates the kernel, for its errors, and checks numbers."""
     dialect = dialect_of(made.index)
     layout, sizes, strides = pointwise_geometry(outputs, inputs, made.program.indices, made.width, dialect)
     with tracing():
@@ -413,7 +432,12 @@ def _run(
 
 
 def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[int | None, int]]]:
-    """The kernel, and where its last arguments come from: (operand of a stride, None for a size; dimension)."""
+    """Generates the kernel.
+
+    Returns:
+        The kernel, and (operand, dimension) for each of its last arguments: a stride of that operand, or a size if the
+        operand is None.
+    """
     kernel = kernels.pointwise(
         made.name,
         made.program,
@@ -430,14 +454,14 @@ def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[i
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:
-    """Leaves to the CPU, for PyTorch's error, a complex number where one of a real dtype is needed."""
+    """Leaves the call to the CPU, whose kernel raises PyTorch's error, if a number is complex and `dtype` is not."""
     is_complex = number.dtype.is_complex if isinstance(number, _C.Number) else isinstance(number, complex)
     if is_complex and not dtype.is_complex:
         raise _C.Refused(f"a complex number as {dtype}".replace("torch.", ""))
 
 
 def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
-    """Leaves to the CPU, for PyTorch's error, numbers taken by value that PyTorch refuses to make `dtype`."""
+    """Leaves the call to the CPU, whose kernel raises PyTorch's error, if a number is out of the range of `dtype`."""
     for number in numbers:
         if not runtime.fits(number, dtype):
             raise _C.Refused(f"{number} as {dtype}".replace("torch.", ""))
@@ -446,10 +470,10 @@ def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
 def _with_parts(
     formula: Formula, inputs: int, scalars: Sequence[tuple[Any, torch.dtype]]
 ) -> tuple[Formula, Sequence[tuple[Any, torch.dtype]]]:
-    """The same with two real scalars in the place of each complex one: launches take complex numbers in parts.
+    """Splits each complex scalar into a real and an imaginary one: kernels take complex numbers as two parameters.
 
     Raises:
-        RunOnCPU: a complex number is wanted as a real one.
+        Refused: a complex number is needed as a real dtype.
     """
     if not scalars:
         return formula, scalars
@@ -472,13 +496,14 @@ def _with_parts(
     ]
 
 
-# What moves elements as they are, by their size in bytes.
+# The dtype with which kernels move elements unchanged, by their size in bytes.
 _AS_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of unsigned integers, for kernels that move elements of any dtype as they are. complex128, of which there
-    are none of the size, has its two parts in a last dimension.
+    """Returns a view as unsigned integers, for kernels that move elements of any dtype unchanged.
+
+    There is no integer of complex128's size: it gets an additional last dimension of size 2.
     """
     if tensor.itemsize == 16:
         tensor = torch.view_as_real(tensor)
@@ -488,12 +513,14 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 def copy_elements(
     destination: torch.Tensor, source: torch.Tensor, conjugate: bool = False, negate: bool = False
 ) -> None:
-    """Copies `source`, broadcast, to `destination` by a kernel: any strides, any two dtypes that kernels have, or any
-    one dtype. Planners say `Tensor.copy_`, which knows whether that is the way (csrc/aten/copies.h).
+    """Copies `source`, broadcast, to `destination` with a kernel.
+
+    Planners should call `Tensor.copy_` instead, which chooses how to copy (csrc/aten/copies.h).
 
     Args:
-        conjugate, negate: what is done to each element on the way; neither tensor has its conjugate or negative bit
-            set.
+        destination, source: tensors with any strides, without conjugate or negative bit. Their dtypes are equal, or
+            both supported by kernels.
+        conjugate, negate: what to apply to each element.
     """
     if source.dtype == destination.dtype and not conjugate and not negate:
         run_pointwise(lambda x: x, [as_bits(destination)], [as_bits(source)], key="copy", name="copy")

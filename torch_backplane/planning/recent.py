@@ -1,4 +1,4 @@
-"""Tables that keep what was used last and forget the rest: what a process builds does not grow with its calls."""
+"""A cache that drops the least recently used values, so that memory does not grow with the number of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class _Entry(Generic[Value]):
-    """A value, and when it was used last."""
+    """A value and the time of its last use, as a counter."""
 
     __slots__ = ("used", "value")
 
@@ -20,13 +20,14 @@ class _Entry(Generic[Value]):
 
 
 class Recent(Generic[Key, Value]):
-    """At most `most` values: where another one comes, those that were used the longest time ago go, an eighth at once.
+    """A thread-safe cache of at most `most` values. When it is full, it drops the least recently used eighth.
+
+    A dropped value lives on while something else refers to it.
 
     Args:
-        is_held: of a value, whether somebody holds it anyway. Then it stays, beyond `most`, too, so that who asks for
-            it gets that one and makes no second.
-
-    Thread-safe. A value that is forgotten lives as long as anybody has it.
+        most: the capacity.
+        is_held: whether something else keeps a value alive. Such a value is not dropped, even beyond the capacity, so
+            that `get` does not create a second one.
     """
 
     def __init__(self, most: int, is_held: Callable[[Value], bool] = lambda value: False) -> None:
@@ -34,32 +35,32 @@ class Recent(Generic[Key, Value]):
         self._is_held = is_held
         self._entries: dict[Key, _Entry[Value]] = {}
         self._now = 0
-        self._lock = threading.RLock()  # garbage that is collected meanwhile may ask, too
+        self._lock = threading.RLock()  # reentrant: a destructor that garbage collection runs may call `get`
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of `key`; made where there is none."""
+        """Returns the value of `key`, created by `make` if the cache has none."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
                 self._now = found.used = self._now + 1
                 return found.value
-        made = make()  # without the lock: it may take long
+        made = make()  # without the lock, as this can be slow
         with self._lock:
             self._now += 1
-            found = self._entries.setdefault(key, _Entry(made, self._now))  # another thread's, if that was quicker
+            found = self._entries.setdefault(key, _Entry(made, self._now))  # another thread may have been faster
             found.used = self._now
             gone = self._forget()
-        del gone  # without the lock: giving a kernel back may wait for the device
+        del gone  # without the lock, as releasing a kernel can wait for the device
         return found.value
 
     def _forget(self) -> list[_Entry[Value]]:
         if len(self._entries) <= self._limit:
             return []
-        # What was used last is not looked at: nobody may have come to hold it yet.
+        # The most recently used entries stay: their users may not hold them yet.
         in_order = sorted(self._entries.items(), key=lambda one: one[1].used)
         old = in_order[: len(in_order) - (self._most - self._most // 8)]
         gone = [self._entries.pop(key) for key, entry in old if not self._is_held(entry.value)]
-        # Those that are held are looked at again when an eighth has come.
+        # If held entries keep the cache above its capacity, look again when it has grown by an eighth.
         self._limit = max(self._most, len(self._entries) + self._most // 8)
         return gone
 

@@ -1,4 +1,4 @@
-"""Reductions from (start, combine, finish), launched."""
+"""Launches reductions that are defined by the formulas (start, combine, finish)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ def run_reduction(
     compute: torch.dtype | None = None,
     name: str = "reduction",
 ) -> None:
-    """Reduces `inputs`, all of one shape, over `dims`, and writes the results to `outputs`. Without elements they are
-    what `finish` makes of the identity.
+    """Reduces `inputs` over `dims` and writes the results to `outputs`.
+
+    If the inputs have no elements, the results are `finish` of the identity.
 
     Args:
-        outputs: without the dimensions `dims`, or with size 1 there.
-        scalars: the definition's numbers; others are the same kernel.
-        key: what tells this definition from others: equal keys share kernels.
-        compute: what `start` sees each input as.
-        name: a C identifier, for the kernel.
+        definition: the formulas.
+        outputs: tensors without the dimensions `dims`, or with size 1 there.
+        inputs: tensors of one shape.
+        dims: the dimensions to reduce; negative ones count from the last.
+        scalars: values for the definition's scalars. They are kernel arguments.
+        key: identifies the definition. Equal keys share kernels.
+        compute: the dtype in which `start` gets the inputs. Default: their own, or float32 for float16 and bfloat16.
+        name: the name of the operator and the kernel; a C identifier.
     """
     dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     if inputs[0].numel() == 0:
-        with tracing():  # what the formulas refuse of a dtype, they refuse of no numbers, too
+        with tracing():  # reject the dtypes that the formulas reject, as for inputs with elements
             traced(("reduction of nothing", key, dtypes, compute), lambda: programs(definition, *dtypes, compute))
             values = _of_nothing(definition, scalars)
         for output, value in zip(outputs, values, strict=True):
@@ -49,7 +53,7 @@ def run_reduction(
     reduced = {dim % rank for dim in dims} if rank else set()
     where = reduction_geometry(outputs, inputs, sorted(reduced))
     device = inputs[0].device
-    with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
+    with tracing():  # generate all kernels before the first launch: after it, the call cannot be left to the CPU
         calls = reduction(
             dialect_of(device),
             name,
@@ -66,7 +70,7 @@ def run_reduction(
 
 
 def _of_nothing(definition: Reduction, scalars: Sequence[int | float]) -> list[Any]:
-    """A Python number for each output."""
+    """The results of an empty reduction: a Python number for each output."""
     state = [constant(value, dtype) for value, dtype in zip(definition.identity, definition.state, strict=True)]
     numbers = [constant(value, dtype) for value, dtype in zip(scalars, definition.scalars, strict=True)]
     finished = trace(lambda: definition.finish(*state, constant(0, torch.int64), *numbers), [])

@@ -1,6 +1,6 @@
-"""Dtypes that neither PyTorch's CPU kernels nor its CUDA kernels have for an operator, though ours could compute.
+"""Dtypes that PyTorch's CPU and CUDA kernels reject for an operator, although generated kernels could compute them.
 
-They are refused here, too, in PyTorch's words, so that a program meets the same error on every device.
+bp devices reject them, too, with PyTorch's error, so that a program behaves the same on every device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 _BOOL = {torch.bool}
 
-# By the functional form's name, without the overload's unless that alone is meant: of the first tensor.
+# Rejected dtypes of the first tensor, by operator (all overloads) or by overload ("round.decimals").
 _REFUSED: dict[str, Set[torch.dtype]] = {
     **dict.fromkeys(
         ("addcmul", "bucketize", "ceil", "elu", "floor", "geometric_", "kthvalue", "leaky_relu", "lerp",
@@ -34,6 +34,6 @@ _REFUSED: dict[str, Set[torch.dtype]] = {
 
 
 def refused_dtypes(name: str) -> Set[torch.dtype]:
-    """Those that the operator, such as "aten::round.decimals", does not take as its first tensor's."""
+    """The dtypes that an operator, such as "aten::round.decimals", rejects for its first tensor."""
     name = name.removeprefix("aten::")
     return _REFUSED.get(name, set()) | _REFUSED.get(name.partition(".")[0], set())

@@ -1,4 +1,4 @@
-"""The planners that operators have, by the operators' full names: what traces and tools look up."""
+"""Registered planners, by the operators' full names, for traces and tools."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-# What the runtime calls for an operator.
+# For each operator, the function that the runtime calls to plan it.
 planned: dict[str, Callable[..., Any]] = {}
-# For each of them the arguments whose numbers are passed through: plans hold for any value.
+# For each operator, the arguments whose numbers are passed through: one plan serves all their values.
 passed: dict[str, list[str]] = {}
 
 
 def full_name(overload: OpOverload) -> str:
-    """Such as "aten::add.Tensor"."""
+    """The overload's full name, such as "aten::add.Tensor"."""
     schema = overload._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name

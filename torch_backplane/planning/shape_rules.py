@@ -1,10 +1,12 @@
-"""The shapes of results: what PyTorch's meta kernels compute in C++, and many of them in Python.
+"""Shape rules: sizes and strides of results, as PyTorch's meta kernels compute them.
 
-In symbols (`results`), for dynamic-shape plans: each answer is held against the meta kernel's own for this call. What a
-meta kernel refuses must be a guard here, too: a plan serves calls that were never shown to the meta kernel.
+Two uses:
 
-In numbers (`recalled`), where the meta kernel is a function in Python, which takes longer than all else that planners
-do: that one is asked of the first call of each kind, its answer is held against the rule, and that serves the others.
+- Symbolic sizes, for dynamic-shape plans (`results`). PyTorch's C++ meta kernels take no symbols. Each result is
+  checked against the meta kernel's result for the present call. A rule must also raise, or leave a guard, where the
+  meta kernel raises: the plan serves calls that the meta kernel never sees.
+- Numbers, where PyTorch's meta kernel is a Python function (`recalled`), which takes longer than the rest of a planner
+  call. It runs for the first call of each kind. If the rule gives the same result, later calls use the rule.
 """
 
 from __future__ import annotations
@@ -27,21 +29,23 @@ from torch_backplane.planning.symbols import Untraceable
 
 Shape = Sequence[Any]
 
-MOST_KINDS = 4096  # of calls whose dtypes are known
+MOST_KINDS = 4096  # kinds of calls whose dtypes are cached
 
-# Whose result is of the first operand's dtype, whatever the number, so that PyTorch is not asked at all: its functions
-# for these import SymPy, which takes as long as `import torch`, at the first backward pass.
+# The result always has the first operand's dtype, so PyTorch's meta function is not called at all. It would import
+# SymPy in the first backward pass, which takes as long as `import torch`.
 _OF_ITS_DTYPE = {"aten::fill.Scalar", "aten::fill_.Scalar", "aten::zero", "aten::zero_"}
 
-# The results' dtypes by kinds of calls; none where the rule says something else than PyTorch.
+# The results' dtypes by kind of call; empty if the rule and PyTorch disagree.
 _dtypes: Recent[Hashable, tuple[torch.dtype | None, ...]] = Recent(MOST_KINDS)
 
 
 class Rule(NamedTuple):
-    """Args:
-    sizes: of the results, all alike, of the tensors among the arguments and of the arguments by name. What PyTorch
-        refuses, this has to raise for, or to leave a guard.
-    layout: the strides of new ones, of their sizes and the tensors.
+    """How to compute the shape of an operator's results.
+
+    Args:
+        sizes: takes the tensors among the arguments, and all arguments by name. Returns the sizes, which all results
+            share. Must raise, or leave a guard, where PyTorch raises an error.
+        layout: takes the sizes and the tensors. Returns the strides of new results.
     """
 
     sizes: Callable[[Sequence[Any], dict[str, Any]], Shape]
@@ -55,31 +59,37 @@ def results(
     values: Sequence[Any],
     ask: Callable[[Sequence[Any]], tuple[Any, ...]],
 ) -> Any:
-    """Meta tensors of symbolic sizes, one for each result, None for one that is not made.
+    """Computes meta tensors with symbolic sizes for the results.
 
     Args:
-        functional: the overload that makes the results which `overload` puts in place or to `out=`.
-        ask: PyTorch's meta kernel, for `values` without symbols.
+        tracer: the trace.
+        overload: the overload.
+        functional: the functional form of `overload`.
+        values: the arguments.
+        ask: calls PyTorch's meta kernel, with arguments without symbols.
+
+    Returns:
+        A meta tensor for each result; None for a result that the operator does not make.
 
     Raises:
-        Untraceable: the shapes are not known for other sizes.
+        Untraceable: there is no rule for the operator, or it and the meta kernel disagree.
     """
     with _disable_current_modes():
         expected = ask([concrete(value) for value in values])
     shapes = _shapes(overload, functional, values, expected)
     if len(shapes) != len(expected):
-        raise Untraceable(f"the shapes of {overload}")
+        raise Untraceable(f"the symbolic shapes of {overload} differ from the meta kernel's")
     found: list[Any] = []
     for shape, one in zip(shapes, expected, strict=True):
         if shape is None or one is None:
             if shape is not one:
-                raise Untraceable(f"the shapes of {overload}")
+                raise Untraceable(f"the symbolic shapes of {overload} differ from the meta kernel's")
             found.append(None)
             continue
         sizes, strides = shape
         now = [number_now(size) for size in sizes], [number_now(stride) for stride in strides]
         if now != (list(one.shape), list(one.stride())):
-            raise Untraceable(f"the shapes of {overload}, which are {tuple(one.shape)} {one.stride()} and not {now}")
+            raise Untraceable(f"the symbolic shapes of {overload} are {now}, not {tuple(one.shape)} {one.stride()}")
         found.append(tracer.empty(sizes, strides, one.dtype, "meta"))
     return tuple(found)
 
@@ -87,15 +97,19 @@ def results(
 def recalled(
     form: Any, own: bool, values: Sequence[Any], ask: Callable[[], tuple[Any, ...]]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Meta tensors, one for each result, as `ask` has them of PyTorch's meta kernel.
+    """Computes meta tensors for the results, by the operator's rule where possible.
 
-    That is asked of one call of each kind: all is the same but sizes and strides, which the operator's rule knows.
-    Dynamic-shape plans rely on the same rules, and leave the meta kernel out likewise.
+    PyTorch's meta kernel runs for one call of each kind. Calls of a kind differ only in sizes and strides, which the
+    rule computes. Dynamic-shape plans rely on the same rules.
 
     Args:
-        form: a call's.
-        own: of the call's own overload, else of the functional one.
-        values: the overload's arguments.
+        form: the form of the call.
+        own: True for the results of the call's own overload, False for those of its functional form.
+        values: the arguments of that overload.
+        ask: calls PyTorch's meta kernel.
+
+    Returns:
+        A meta tensor for each result; None for a result that the operator does not make.
     """
     rule = form.rule if own else form.functional_rule
     inputs = [values[position] for position in form.inputs] if own and form.outs else values
@@ -123,7 +137,7 @@ def recalled(
 
 
 def _kinds(values: Sequence[Any], tensors: list[torch.Tensor]) -> tuple[Hashable, ...]:
-    """What there is to know of values but for sizes and strides. Adds the tensors among them to `tensors`."""
+    """Describes the values except for sizes and strides. Appends the tensors among them to `tensors`."""
     kinds: list[Hashable] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -136,7 +150,7 @@ def _kinds(values: Sequence[Any], tensors: list[torch.Tensor]) -> tuple[Hashable
         elif isinstance(value, torch.Generator):
             kinds.append("generator")
         else:
-            kinds.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
+            kinds.append(repr(value))  # the value would not tell 0.0 from -0.0, or 1 from True
     return tuple(kinds)
 
 
@@ -148,7 +162,7 @@ def _by_rule(
     tensors: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor | None, ...] | None:
-    """Meta tensors for the results. None where the rule does not know, or PyTorch has an error."""
+    """Computes the results by the rule. None if the rule does not apply, or PyTorch may raise an error."""
     if 0 in [tensor.numel() for tensor in tensors]:
         return None
     sizes: Shape
@@ -156,7 +170,7 @@ def _by_rule(
         if rule is _ELEMENTWISE:
             made = [None if dtype is None else _C.elementwise_result(tensors, dtype) for dtype in dtypes]
             sizes = next(one.shape for one in made if one is not None)
-        elif False not in [tensor.is_contiguous() for tensor in tensors]:  # others take other ways through the rule
+        elif False not in [tensor.is_contiguous() for tensor in tensors]:  # other strides take other paths in the rule
             sizes = torch.Size(rule.sizes(tensors, dict(zip(form.input_names, inputs, strict=True))))
             strides = rule.layout(sizes, tensors)
             made = [
@@ -179,14 +193,14 @@ def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def rule_of(overload: Any, functional: Any) -> Rule | None:
-    """What is known of the sizes and strides of the overload's results."""
+    """Returns the rule for the overload's results; None if there is none."""
     name = overload._schema.name.removeprefix("aten::").removesuffix("_")
     return RULES.get(name, _ELEMENTWISE if torch.Tag.pointwise in functional.tags else None)
 
 
 def concrete(value: Any) -> Any:
-    """The same with the numbers of this call in the place of symbols, and tensors on the meta device."""
-    if isinstance(value, torch.Tensor) and value.device.type == CPU.type:  # a number, whose type it tells
+    """Replaces symbols with their values in this call, and tensors with meta tensors."""
+    if isinstance(value, torch.Tensor) and value.device.type == CPU.type:  # stands in for a number, for its type
         return value
     if isinstance(value, torch.Tensor):
         sizes, strides = ([number_now(one) for one in numbers] for numbers in (value.shape, value.stride()))
@@ -197,7 +211,7 @@ def concrete(value: Any) -> Any:
 
 
 def by_name(overload: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Values in the order of the schema, as Python passes them."""
+    """Splits the values, in the order of the schema, into positional and keyword arguments."""
     schema = overload._schema.arguments
     positional = [value for one, value in zip(schema, values, strict=True) if not one.kwarg_only]
     return positional, {one.name: value for one, value in zip(schema, values, strict=True) if one.kwarg_only}
@@ -206,7 +220,7 @@ def by_name(overload: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, 
 def _shapes(
     overload: Any, functional: Any, values: Sequence[Any], expected: Sequence[Any]
 ) -> list[tuple[Shape, Shape] | None]:
-    """(sizes, strides) of each result."""
+    """Returns (sizes, strides) for each result, by the rule or by PyTorch's Python meta function."""
     schema = overload._schema.arguments
     inputs = {one.name: value for one, value in zip(schema, values, strict=True) if not one.is_out}
     tensors = [value for value in tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
@@ -216,14 +230,14 @@ def _shapes(
     rule = rule_of(overload, functional)
     if rule is not None:
         sizes = rule.sizes(tensors, inputs)
-        if len(written) == len(expected):  # those are the results, where they are of the sizes
+        if len(written) == len(expected):  # the tensors to write to are the results
             return [_result(sizes, one) for one in written]
         strides = rule.layout(sizes, tensors)
         return [(sizes, strides) if one is not None else None for one in expected]
     asked, given = (overload, values) if _function(overload) is not None else (functional, [*inputs.values()])
     function = _function(asked)
     if function is None:
-        raise Untraceable(f"the shapes of {overload}")
+        raise Untraceable(f"{overload} has no shape rule")
     positional, named = by_name(asked, given)
     returned = function(*positional, **named)
     returned = returned if isinstance(returned, (tuple, list)) else [returned]
@@ -233,7 +247,7 @@ def _shapes(
 
 
 def _function(overload: Any) -> Callable[..., Any] | None:
-    """PyTorch's, for compilers, in Python, which computes with symbols and checks what it is given."""
+    """PyTorch's meta function or decomposition in Python, which accepts symbols; None if there is none."""
     importlib.import_module("torch._meta_registrations")
     tables = (global_decomposition_table[table] for table in ("meta", "post_autograd"))
     return next((table[overload] for table in tables if overload in table), None)
@@ -241,7 +255,7 @@ def _function(overload: Any) -> Callable[..., Any] | None:
 
 def _result(shape: Shape, given: torch.Tensor) -> tuple[Shape, Shape]:
     if len(shape) != given.dim() or any(one != other for one, other in zip(shape, given.shape, strict=True)):
-        raise Untraceable("results that were given in their shape")
+        raise Untraceable("a tensor to write to has another shape than the result")
     return tuple(given.shape), tuple(given.stride())
 
 
@@ -265,7 +279,7 @@ def _broadcast(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
 def _resampled(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     shape = [*tensors[0].shape[:2], *inputs["output_size"]]
     if any(size <= 0 for size in shape):
-        raise RuntimeError("an image without elements")
+        raise RuntimeError("the image has no elements")
     return shape
 
 
@@ -274,30 +288,30 @@ def _resampled_from(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     resampled = [*shape[:2], *inputs["output_size"]]
     fits = all(one == other for one, other in zip(gradient.shape, resampled, strict=True))
     if not fits or any(size <= 0 for size in shape):
-        raise RuntimeError("a gradient of another shape")
+        raise RuntimeError("the gradient has the wrong shape")
     return list(shape)
 
 
 def _arranged(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     start, end, step = inputs.get("start", 0), inputs["end"], inputs.get("step", 1)
     if any(isinstance(number_now(one), float) for one in (start, end, step)):
-        raise Untraceable("a range of integers")
+        raise Untraceable("a range of floats has no shape rule")
     if (step > 0 and end < start) or (step < 0 and end > start):
-        raise RuntimeError("bounds that do not fit the sign of the step")
+        raise RuntimeError("the bounds do not match the sign of the step")
     return [(end - start + step - (1 if step > 0 else -1)) // step]
 
 
 def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
-    # Tensors of shape (0,) are skipped, whatever the others' number of dimensions.
+    # torch.cat ignores tensors of shape (0,), whatever the number of dimensions of the others.
     tensors = [one for one in tensors if one.dim() != 1 or one.shape[0] != 0] or tensors[:1]
     first, dim = tensors[0], inputs["dim"]
     dim %= max(1, first.dim())
     shape = list(first.shape)
     for other in tensors[1:]:
         if other.dim() != first.dim():
-            raise Untraceable("to join tensors of one number of dimensions")
+            raise Untraceable("the tensors to concatenate differ in their number of dimensions")
         if any(at != dim and size != shape[at] for at, size in enumerate(other.shape)):
-            raise RuntimeError("sizes that do not match")
+            raise RuntimeError("the sizes do not match")
         shape[dim] = shape[dim] + other.shape[dim]
     return shape
 
@@ -305,7 +319,7 @@ def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
 def _selected(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     self, index = inputs["self"], inputs["index"]
     if index.dim() > 1 or not self.dim():
-        raise Untraceable("to select by one dimension, of some")
+        raise Untraceable("the index has more than one dimension, or the tensor has none")
     dim = inputs["dim"] % self.dim()
     return [*self.shape[:dim], index.numel(), *self.shape[dim + 1 :]]
 
@@ -326,14 +340,14 @@ def _loss(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
 def _times_vector(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     matrix, vector = tensors
     if matrix.shape[-1] != vector.shape[0]:
-        raise RuntimeError("a vector of another size")
+        raise RuntimeError("the size of the vector does not match the matrix")
     return list(matrix.shape[:-1])
 
 
 def _dealt(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     (self,) = tensors
     if inputs["groups"] < 1 or self.shape[1] % inputs["groups"] != 0:
-        raise RuntimeError("groups that do not divide the channels")
+        raise RuntimeError("the number of channels is not a multiple of the groups")
     return list(self.shape)
 
 
@@ -341,11 +355,11 @@ def _magnified(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     (self,), factor = tensors, inputs["upscale_factor"]
     *batch, channels, height, width = self.shape
     if factor < 1 or channels % factor**2 != 0:
-        raise RuntimeError("a factor that does not divide the channels")
+        raise RuntimeError("the number of channels is not a multiple of the squared factor")
     return [*batch, channels // factor**2, height * factor, width * factor]
 
 
-# How results are laid out.
+# Layouts of results.
 
 
 def _contiguous(sizes: Shape, tensors: Sequence[Any]) -> Shape:
@@ -365,14 +379,14 @@ def _as_first(sizes: Shape, tensors: Sequence[Any]) -> Shape:
 
 
 def _as_first_of_elements(sizes: Shape, tensors: Sequence[Any]) -> Shape:
-    """Where PyTorch's function for compilers says something else of tensors without elements."""
+    """As `_as_first`, for operators whose Python meta function gives other strides for tensors without elements."""
     if any(size == 0 for size in sizes):
-        raise Untraceable("tensors with elements")
+        raise Untraceable("a tensor has no elements")
     return _as_first(sizes, tensors)
 
 
 def _as_suggested(sizes: Shape, tensors: Sequence[Any]) -> Shape:
-    """In the memory format of the tensors, where they have one in common."""
+    """The tensors' suggested memory format if it is the same for all, else contiguous."""
     formats = {layouts.suggested(tensor.shape, tensor.stride()) for tensor in tensors}
     return layouts.laid_out(sizes, formats.pop() if len(formats) == 1 else torch.contiguous_format)
 
@@ -387,11 +401,11 @@ _RESAMPLING = (
     *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
 )  # fmt: skip
-# PyTorch's gradients of these follow no memory format.
+# PyTorch's gradients of these are contiguous whatever the memory format.
 _CONTIGUOUS_GRADIENTS = ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_bicubic2d")
 
 RULES = {
-    **dict.fromkeys(_FURTHER_ELEMENTWISE, _ELEMENTWISE),  # which PyTorch does not tag so
+    **dict.fromkeys(_FURTHER_ELEMENTWISE, _ELEMENTWISE),  # PyTorch does not tag these as pointwise
     **dict.fromkeys(_REDUCTIONS, Rule(_reduced, _contiguous)),
     **dict.fromkeys(("cumprod", "cumsum", "roll", "tril", "triu"), Rule(_kept, _contiguous)),
     **dict.fromkeys(_RESAMPLING, Rule(_resampled, _as_suggested)),
@@ -411,4 +425,4 @@ RULES = {
     "sort": Rule(_kept, _as_first),
     "take": Rule(_of_index, _contiguous),
 }  # fmt: skip
-"""By operators' names, without the underscore of those in place. PyTorch's tag tells others that are elementwise."""
+"""Rules by operator name, without the underscore of in-place operators. `rule_of` adds those tagged as pointwise."""

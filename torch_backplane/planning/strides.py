@@ -1,6 +1,6 @@
-"""What PyTorch computes of sizes and strides in C++, of integers and of symbols alike (symbols.py).
+"""Sizes and strides as PyTorch computes them in C++, for integers and for symbols (symbols.py).
 
-Of symbols each decision leaves a guard, so that what is said of one call holds in all that meet the guards.
+With symbols, each comparison leaves a guard, so a result is valid for every call that passes the guards.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 import torch
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# The dimensions from the innermost one on.
+# Dimensions of the channels-last formats from the innermost one on, by the number of dimensions.
 CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
 
 
 def number_now(number: Any) -> Any:
-    """The value in this call, of which nothing may be decided."""
+    """The number's value in this call, without a guard: no decision may depend on it."""
     return number.node.value if isinstance(number, SYMBOLS) else number
 
 
 def contiguous(sizes: Sequence[Any]) -> list[Any]:
-    """The strides of a new tensor. A size of 0 counts as 1."""
+    """The strides of a new contiguous tensor. A size of 0 counts as 1."""
     return in_order(sizes, range(len(sizes) - 1, -1, -1))
 
 
 def laid_out(sizes: Sequence[Any], memory_format: torch.memory_format) -> list[Any]:
-    """The strides of a new tensor in this memory format, for which it has the number of dimensions."""
+    """The strides of a new tensor in a memory format that matches its number of dimensions."""
     if memory_format == torch.contiguous_format:
         return contiguous(sizes)
-    if any(size == 0 for size in sizes):  # and counts as 0 here
+    if any(size == 0 for size in sizes):  # unlike in `contiguous`, a size of 0 counts as 0
         strides: list[Any] = [1] * len(sizes)
         inner, *others = CHANNELS_LAST[len(sizes)]
         for dim in others:
@@ -41,14 +41,14 @@ def laid_out(sizes: Sequence[Any], memory_format: torch.memory_format) -> list[A
 
 
 def suggested(sizes: Sequence[Any], strides: Sequence[Any]) -> torch.memory_format:
-    """Tensor.suggest_memory_format in C++."""
+    """The memory format that C++'s Tensor::suggest_memory_format returns."""
     if len(sizes) in CHANNELS_LAST and has_channels_last_strides(sizes, strides):
         return torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
     return torch.contiguous_format
 
 
 def in_order(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """The strides of elements side by side, `order` being the dimensions from the innermost one on."""
+    """The strides of a dense tensor whose dimensions, from the innermost one on, are `order`."""
     strides: list[Any] = [1] * len(sizes)
     step: Any = 1
     for dim in order:
@@ -59,7 +59,7 @@ def in_order(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
 
 
 def lie_side_by_side(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
-    """Whether elements do, in this order; dimensions of size 1 have any stride."""
+    """Whether a tensor is dense in this order of dimensions. Dimensions of size 1 can have any stride."""
     expected: Any = 1
     for dim in order:
         if sizes[dim] != 1:
@@ -70,7 +70,7 @@ def lie_side_by_side(sizes: Sequence[Any], strides: Sequence[Any], order: Sequen
 
 
 def is_contiguous(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """As Tensor.is_contiguous: so is whatever has no elements."""
+    """As Tensor.is_contiguous: true for tensors without elements."""
     return lie_side_by_side(sizes, strides, range(len(sizes) - 1, -1, -1)) or any(size == 0 for size in sizes)
 
 
@@ -80,7 +80,7 @@ def is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """What Tensor.suggest_memory_format goes by: the order of the strides (c10/core/MemoryFormat.h)."""
+    """Whether the strides are in channels-last order, as Tensor::suggest_memory_format tests it (MemoryFormat.h)."""
     if strides[1] == 0:
         return False
     least: Any = 0
@@ -92,26 +92,26 @@ def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> b
 
 
 def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """As Tensor.is_non_overlapping_and_dense: in some order, elements lie side by side without gaps; or none are."""
+    """As Tensor.is_non_overlapping_and_dense: dense in some order of dimensions, or without elements."""
     if any(size == 0 for size in sizes):
         return True
     counted = sorted((dim for dim in range(len(sizes)) if sizes[dim] > 1), key=lambda dim: number_now(strides[dim]))
     if lie_side_by_side(sizes, strides, counted):
         return True
-    # In this order they do not. Whether they would in another depends on the order.
+    # Not dense in the order of strides. Guard that order, as the answer depends on it.
     for one, other in itertools.pairwise(counted):
         if not strides[one] <= strides[other]:
-            raise AssertionError("an order that does not hold")
+            raise AssertionError("the strides are not in sorted order")
     return False
 
 
 def like(sizes: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
-    """The strides that torch.empty_like gives: the same where there are no gaps, else in their order."""
+    """The strides that torch.empty_like gives: the same if dense, else dense ones in the same order."""
     return list(strides) if is_dense(sizes, strides) else iterator_order(sizes, [strides])
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
-    """Raises RuntimeError, in PyTorch's words, where they do not broadcast to one shape."""
+    """The broadcast shape. Raises PyTorch's RuntimeError if there is none."""
     found: list[Any] = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for dim in range(-len(shape), 0):
@@ -131,7 +131,12 @@ def broadcast_shapes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def iterator(shape: Sequence[Any], operands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
-    """The strides that TensorIterator gives a result of this shape, of operands of (sizes, strides)."""
+    """The strides that TensorIterator gives a result of this shape.
+
+    Args:
+        shape: the broadcast shape.
+        operands: (sizes, strides) of each operand.
+    """
     same = all(len(sizes) == len(shape) and all(map(_equal, sizes, shape)) for sizes, _ in operands)
     if same:
         for is_laid_out, order in ((is_contiguous, range(len(shape) - 1, -1, -1)),
@@ -150,7 +155,10 @@ def iterator(shape: Sequence[Any], operands: Sequence[tuple[Sequence[Any], Seque
 
 
 def iterator_order(shape: Sequence[Any], operands: Sequence[Sequence[Any]]) -> list[Any]:
-    """Strides without gaps, of dimensions in the order of the operands' strides: the first that tell two apart."""
+    """Dense strides with the dimensions in the order of the operands' strides.
+
+    The first operand whose strides of two dimensions differ decides their order, as in TensorIterator.
+    """
 
     def compare(one: int, other: int) -> int:
         for strides in operands:
@@ -163,7 +171,7 @@ def iterator_order(shape: Sequence[Any], operands: Sequence[Sequence[Any]]) -> l
         return 0
 
     order = list(range(len(shape)))[::-1]
-    for last in range(1, len(order)):  # by insertion, as comparisons may say nothing
+    for last in range(1, len(order)):  # insertion sort as in TensorIterator: 0 means undecided, not equal
         at = last
         for before in range(last - 1, -1, -1):
             comparison = compare(order[before], order[at])
@@ -180,7 +188,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def viewed(sizes: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
-    """The strides of a view in other sizes; None where there is none without a copy (at::detail::computeStride)."""
+    """The strides of a view with the sizes `wanted`; None if that needs a copy (at::detail::computeStride)."""
     if any(size == 0 for size in sizes):
         alike = len(sizes) == len(wanted) and all(map(_equal, sizes, wanted))
         return list(strides) if alike else contiguous(wanted)
@@ -193,7 +201,7 @@ def viewed(sizes: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]) 
     base: Any = strides[-1] if strides else 1
     for dim in range(len(sizes) - 1, -1, -1):
         count = count * sizes[dim]
-        if dim == 0 or (sizes[dim - 1] != 1 and strides[dim - 1] != count * base):  # a run ends here
+        if dim == 0 or (sizes[dim - 1] != 1 and strides[dim - 1] != count * base):  # end of a dense run of dimensions
             while at >= 0 and (placed < count or wanted[at] == 1):
                 made[at] = placed * base
                 placed = placed * wanted[at]

@@ -1,8 +1,8 @@
-"""Integers that planners compute with while they are traced: a value, and where the tape of the plan has it.
+"""Symbolic numbers of a trace: a value in the present call, and a slot on the plan's tape.
 
-PyTorch's `SymInt`, `SymFloat` and `SymBool` are shells around a node. These are nodes of ours: arithmetic writes
-instructions, and whatever wants to know a number (`int()`, a truth value, an index) gets that of this call and leaves a
-guard: the plan holds for calls in which the number is the same.
+PyTorch's `SymInt`, `SymFloat` and `SymBool` delegate to a node; `Node` implements it. Arithmetic appends instructions
+to the tape. Everything that needs a number's value (`int()`, a truth value, an index) gets its value in the present
+call and leaves a guard: the plan is valid only for calls in which the number is the same.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.strides import SYMBOLS
 
 Value = int | float | bool
-Text = str  # of which nodes have a method
+Text = str  # within `Node`, `str` is a method
 
 
 class Untraceable(Exception):
-    """What a planner did that a dynamic-shape plan cannot repeat."""
+    """Raised in a trace for what a dynamic-shape plan cannot repeat. The message is a clause that gives the reason."""
 
 
 class Tape:
-    """The instructions of one plan, each once."""
+    """The instructions of one plan, without duplicates. Each computes the value of a slot, or is a guard."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -33,7 +33,7 @@ class Tape:
         self.guarded: set[int] = set()
 
     def size(self, index: int, value: int) -> torch.SymInt:
-        """The word `index` of the call's sizes."""
+        """A symbol for word `index` of the call's sizes, whose present value is `value`."""
         return Symbol(Node(self, value, self._instruction("size", index, 0, 0)))
 
     def slot_of(self, node: Node) -> int:
@@ -65,7 +65,7 @@ def _bits(value: Value) -> int:
 
 
 class Node:
-    """What PyTorch asks of a SymInt's node. `slot` is None where the number is a constant."""
+    """The node of a SymInt, SymFloat or SymBool, with the methods that PyTorch calls. `slot` is None for a constant."""
 
     __slots__ = ("slot", "tape", "value")
 
@@ -130,11 +130,11 @@ class Node:
     int_ = guard_int
 
     def bool_(self) -> bool:
-        """Of a number, too: then the guard is whether it is 0."""
+        """Also defined for numbers: the guard is then whether the number is 0."""
         return self.guard_bool() if self.is_bool() else self.ne(self.wrap_int(0)).guard_bool()
 
     def str(self) -> Text:
-        """Whoever writes it down, in the text of a kernel say, has seen it."""
+        """Guards the number: text that contains it, such as that of a kernel, depends on its value."""
         return repr(self.tape.guard(self))
 
     _graph_repr = __str__ = str
@@ -149,7 +149,7 @@ class Node:
         return self._float()
 
     def neg(self) -> Node:
-        return self.mul(self.wrap_float(-1.0)) if self.is_float() else self.wrap_int(0).sub(self)  # of 0.0, -0.0
+        return self.mul(self.wrap_float(-1.0)) if self.is_float() else self.wrap_int(0).sub(self)  # 0.0 gives -0.0
 
     def _made(self, name: Text, value: Value, one: Node, other: Node) -> Node:
         if one.slot is None and other.slot is None:
@@ -180,7 +180,7 @@ class Node:
         return self._arithmetic("mul", operator.mul, other)
 
     def _of_integers(self, name: Text, function: Callable[[Any, Any], Any], other: Node) -> Node:
-        """Of fractions, with which tapes cannot do it, only as in this call."""
+        """An operation that tapes only have for integers. Floats are guarded, which makes the result a constant."""
         if self.is_float() or other.is_float():
             return Node(self.tape, function(self.tape.guard(self), self.tape.guard(other)))
         return self._made(name, function(self.value, other.value), self, other)
@@ -207,7 +207,7 @@ class Node:
         return self._of_integers("max", max, other)
 
     def _compared(self, name: Text, function: Callable[[Any, Any], bool], other: Node) -> Node:
-        """A guard at once: truth values are known, and may be kept beyond the trace, as in the key of a cache."""
+        """Guards immediately, so truth values are constants and can outlive the trace, for example in a cache key."""
         return self.wrap_bool(bool(self.tape.guard(self._of_integers(name, function, other))))
 
     def eq(self, other: Node) -> Node:
@@ -239,7 +239,7 @@ class Node:
 
     sym_and, sym_or = and_, or_
 
-    # Of tensors, which know their layout by symbols, too.
+    # Layout queries of tensors with symbolic sizes.
 
     def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
         return self._asked("is_contiguous", sizes, strides)
@@ -258,12 +258,12 @@ class Node:
         return self._asked("is_dense", sizes, strides)
 
     def _asked(self, question: Text, *numbers: Sequence[Node]) -> Node:
-        """The answer is known, for it leaves guards."""
+        """The answer is a constant, as its computation leaves guards."""
         return self.wrap_bool(getattr(layouts, question)(*([shell(one) for one in each] for each in numbers)))
 
 
 class Symbol(torch.SymInt):
-    """A SymInt whose arithmetic goes to the node at once, which PyTorch's takes several functions for."""
+    """A SymInt whose arithmetic calls the node directly. PyTorch's goes through several functions."""
 
 
 def _at_once(name: Text, method: Text, reflected: bool = False) -> Callable[[Any, Any], Any]:
@@ -291,24 +291,24 @@ Symbol.__hash__ = torch.SymInt.__hash__  # type: ignore[method-assign]
 
 
 def shell(node: Node) -> Any:
-    """What Python computes with: a number where it is a constant, or a fraction's or a truth value's symbol."""
+    """Wraps a node for Python: a plain number for a constant, else a Symbol, SymFloat or SymBool."""
     if node.slot is None:
         return node.value
     return Symbol(node) if node.is_int() else torch.SymFloat(node) if node.is_float() else torch.SymBool(node)
 
 
 def as_symbol(number: Any) -> Any:
-    """The same, of which arithmetic is quick."""
+    """Converts a plain SymInt to a Symbol, whose arithmetic is faster."""
     return shell(number.node) if type(number) is torch.SymInt else number
 
 
 def guarded(number: Any) -> Any:
-    """The value in this call, with a guard."""
+    """The symbol's value in this call, which becomes a guard."""
     return number.node.tape.guard(number.node)
 
 
 def quantity(number: Any) -> Any:
-    """As `_C.PlanBuilder` takes it."""
+    """Converts a number for `_C.PlanBuilder`: a plain number, or (value, slot)."""
     if not isinstance(number, SYMBOLS):
         return number
     node = number.node

@@ -1,4 +1,4 @@
-"""Templates, launched; and the words in which kernels report an index out of range or a refused value."""
+"""Launches of kernel templates, and the error words in which kernels report an invalid index or value."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ _lock = threading.Lock()
 def run_template(
     template: Callable[..., Launch | list[Launch]], device: torch.device, *arguments: Any, name: str, **options: Any
 ) -> None:
-    """Makes the launches of `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for
-    errors.
+    """Launches what `template(dialect, *arguments, **options)` returns, with the device's dialect.
+
+    Args:
+        template: returns a launch, or a list of launches.
+        device: the device.
+        arguments, options: for the template.
+        name: the operator's name, for errors.
     """
     made = template(dialect_of(device), *arguments, **options)
     for one in [made] if isinstance(made, Launch) else made:
@@ -45,17 +50,19 @@ def run_kernel(
     constants: Mapping[str, int | str] | None = None,
     strided: Collection[str] = (),
 ) -> None:
-    """Runs the statements `body`, C as in `kernels.templates.source`, for each `item` from 0 to `items`.
+    """Launches a kernel that runs the C statements `body` for each `item` in [0, items).
 
     Args:
-        name: the operator's, for errors and for the kernel; a C identifier.
-        outputs, inputs: tensors of one device, by the names that the text has for them. Outputs may be read, too.
-        integers: sizes, strides and the like, as index_t; `items` is one of them.
-        numbers: others, Python's or `Number`s, each with the dtype that it has in the text.
-        value: the text's value_t.
+        name: the operator's name, for errors and the kernel; a C identifier.
+        body: statements as described in `kernels.templates.source`.
+        items: the number of work items. Nothing is launched if it is 0.
+        outputs, inputs: tensors of one device, by their names in the text. Outputs can be read, too.
+        integers: sizes, strides and other integers of type index_t, by name. `items` is always defined.
+        numbers: other Python numbers and `Number`s, by name, each with its dtype in the text.
+        value: the dtype of value_t in the text.
         functions: text before the kernel.
-        constants: #define lines; another value is another kernel to build.
-        strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
+        constants: values for #define lines. Another value builds another kernel.
+        strided: names of tensors whose strides the text handles itself. All others must be contiguous.
     """
     if items == 0:
         return
@@ -78,11 +85,11 @@ def run_kernel(
 
 
 def error_words(device: torch.device) -> torch.Tensor:
-    """The device's words for errors (kernels/templates/errors.py), for a kernel that a planner launches."""
+    """Returns the device's error words (kernels/templates/errors.py), and keeps them alive in the planner's plan."""
     assert device.index is not None
     with _lock:
         if device.index not in _words:
-            # In another thread, as what this one allocates may be recorded as part of a plan.
+            # In another thread, so that the allocation is not recorded in the plan of this thread's planner.
             thread = threading.Thread(target=_make_words, args=(device,))
             thread.start()
             thread.join()
@@ -91,21 +98,21 @@ def error_words(device: torch.device) -> torch.Tensor:
 
 
 def error_report(device: torch.device, operator: str) -> errors.Report:
-    """Where a kernel reports an error of the operator."""
+    """Returns the place where a kernel reports an error of the operator."""
     return errors.Report(error_words(device), operator)
 
 
 def _make_words(device: torch.device) -> None:
-    words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)  # waits for this thread's stream, and for no other
-    _C.watch_error_words(words, errors.error)  # the runtime throws what they say at the next synchronization
+    words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)  # only waits for this thread's stream
+    _C.watch_error_words(words, errors.error)  # the runtime raises the reported error at the next synchronization
     _words[device.index] = words
 
 
 def expect_values(*checks: tuple[torch.Tensor, str, str]) -> None:
-    """Has a RuntimeError raised at the next synchronization where the values in memory are not as they must be.
+    """Checks the values of tensors on the device. If a check fails, the next synchronization raises a RuntimeError.
 
     Args:
-        checks: (tensor, condition of each element x as in `kernels.templates.values`, words of the error).
+        checks: (tensor, condition on each element x as in `kernels.templates.values`, error message).
     """
     looked_at = [Check(dense(tensor), holds, text) for tensor, holds, text in checks if tensor.numel()]
     if looked_at:
@@ -114,13 +121,16 @@ def expect_values(*checks: tuple[torch.Tensor, str, str]) -> None:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its elements lie side by side, in any order of the dimensions, else a copy."""
+    """Returns the tensor itself if it is dense in any order of dimensions, else a contiguous copy."""
     return tensor if torch.empty_like(tensor, device="meta").stride() == tensor.stride() else tensor.contiguous()
 
 
 @contextmanager
 def contiguous_result(out: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A contiguous tensor to write what `out` shall hold to: itself, or one that is copied to it afterwards."""
+    """Context manager that yields a contiguous tensor to write the result to.
+
+    That is `out` itself if it is contiguous, else a temporary tensor, which is copied to `out` on exit.
+    """
     if out.is_contiguous():
         yield out
         return

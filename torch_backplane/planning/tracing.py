@@ -1,9 +1,9 @@
-"""Planners, traced: run once on tensors whose sizes are symbols, they write a dynamic-shape plan.
+"""Traces: runs of a planner on tensors with symbolic sizes, which write a dynamic-shape plan.
 
-A planner is ordinary Python and does not know which of the two it is given. What it does with tensors is answered here:
-views and new tensors by the table in `views`, other operators by their planners, PyTorch's meta kernels by `metas`, the
-device by `_C.PlanBuilder`. What none of them knows is `Untraceable`: calls of the class then have plans for their own
-shapes only, and `plans.stats()` says why.
+A planner is ordinary Python code and does not distinguish numbers from symbols. During a trace, `views` implements
+views and new tensors, planners implement other operators, `shape_rules` replaces PyTorch's meta kernels, and
+`_C.PlanBuilder` records commands. Everything else raises `Untraceable`. Calls of that class then only have plans for
+their own shapes, and `plans.stats()` gives the reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.strides import SYMBOLS, number_now
 from torch_backplane.planning.symbols import Node, Tape, Untraceable, as_symbol, quantity
 
-_ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
+_ALIGNMENT = 16  # bytes; signatures contain addresses modulo this (csrc/plans/signature.h)
 
-_COMPOSED = torch._C.DispatchKey.CompositeExplicitAutograd  # of other operators, in C++
+_COMPOSED = torch._C.DispatchKey.CompositeExplicitAutograd  # kernels in C++ that call other operators
 
 
 class _Here(threading.local):
-    """The trace of each thread."""
+    """The current trace of each thread."""
 
     tracer: Tracer | None = None
 
@@ -40,14 +40,14 @@ _here = _Here()
 
 
 def current() -> Tracer | None:
-    """The trace that this thread is in."""
+    """This thread's trace; None outside of traces."""
     return _here.tracer
 
 
 class Memory:
-    """Where tensors lie: ("argument" | "allocation" | "kept" | "meta" | "nothing", index)."""
+    """The allocation that holds a tensor: ("argument" | "allocation" | "kept" | "meta" | "nothing", index)."""
 
-    base = "nothing"  # also of one whose making was interrupted
+    base = "nothing"  # for `__del__`, if `__init__` was interrupted
 
     def __init__(self, tracer: Tracer, base: str, index: int, alignment: int = 0) -> None:
         self.tracer, self.base, self.index, self.alignment = tracer, base, index, alignment
@@ -58,17 +58,17 @@ class Memory:
 
 
 class Traced(torch.Tensor):
-    """A tensor of symbolic sizes. Its offset counts from the argument's first element, or the start of the memory."""
+    """A tensor with symbolic sizes. Its offset counts from the argument's first element or the allocation's start."""
 
     memory: Memory
-    position: int | None = None  # of an argument
-    layout_known: tuple[torch.Size, tuple[Any, ...], Any]  # sizes, strides and offset, which nothing changes
+    position: int | None = None  # among the arguments
+    layout_known: tuple[torch.Size, tuple[Any, ...], Any]  # sizes, strides and offset, which are immutable
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, overload: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        raise Untraceable(f"{overload} outside of a trace")
+        raise Untraceable(f"{overload} got a traced tensor outside of the trace")
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -89,13 +89,15 @@ class Traced(torch.Tensor):
         return math.prod(self.layout_known[0])
 
     def untyped_storage(self) -> Any:
-        raise Untraceable("the storage of a tensor")
+        raise Untraceable("it reads the storage of a tensor")
 
     def data_ptr(self) -> Any:
-        raise Untraceable("the address of a tensor")
+        raise Untraceable("it reads the address of a tensor")
 
 
 class Tracer(TorchDispatchMode):
+    """A trace: a dispatch mode that implements PyTorch's operators on traced tensors, and records their commands."""
+
     def __init__(self, builder: Any) -> None:
         super().__init__()
         self.builder = builder
@@ -108,7 +110,7 @@ class Tracer(TorchDispatchMode):
     # Operands
 
     def argument(self, value: Any, is_size: bool) -> Any:
-        """In the order in which csrc/plans/signature.cpp reads them."""
+        """Converts an argument; the order of sizes must be that in which csrc/plans/signature.cpp reads them."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)):
@@ -129,7 +131,7 @@ class Tracer(TorchDispatchMode):
             if other.untyped_storage()._cdata == storage:
                 distance = self._size(address - _C.address_of(other))
                 if distance % tensor.itemsize != 0:
-                    raise Untraceable("tensors in one storage whose distance is no whole number of elements")
+                    raise Untraceable("the distance of two tensors in one storage is not a multiple of the item size")
                 memory, offset = traced.memory, distance // tensor.itemsize
                 break
         if memory is None:
@@ -140,14 +142,14 @@ class Tracer(TorchDispatchMode):
         found.position = len(self.arguments)
         for other, traced in self.arguments:
             if other is tensor:
-                if not (_is_alike(traced, found) and self.same_start(traced, found)):  # a guard for each number
-                    raise AssertionError("a tensor that differs from itself")
+                if not (_is_alike(traced, found) and self.same_start(traced, found)):  # leaves guards
+                    raise AssertionError("one tensor, passed twice, has different sizes, strides or offsets")
                 found = traced
                 break
         self.arguments.append((tensor, found))
-        if found.numel() == 0:  # what PyTorch refuses of such depends on which sizes are 0
+        if found.numel() == 0:  # PyTorch's checks of empty tensors depend on which sizes are 0
             for size in found.shape:
-                bool(size == 0)  # a guard
+                bool(size == 0)  # leaves a guard
         return found
 
     def make(
@@ -162,7 +164,7 @@ class Tracer(TorchDispatchMode):
                 storage_offset=offset,
                 dtype=dtype,
                 device=device,
-                storage_size=0,  # of which nobody knows; PyTorch would compute it
+                storage_size=0,  # unused; without it PyTorch would compute the size with symbols
             )
         made.memory, made.layout_known = memory, (torch.Size(sizes), strides, offset)
         return made
@@ -173,7 +175,7 @@ class Tracer(TorchDispatchMode):
         if device.type == "meta":
             return self.make(Memory(self, "meta", 0), sizes, strides, 0, dtype, device)
         if device.type != "bp":
-            raise Untraceable(f"a tensor on {device}")
+            raise Untraceable(f"it creates a tensor on {device}")
         last: Any = 0
         for size, stride in zip(sizes, strides, strict=True):
             if size == 0:
@@ -186,7 +188,7 @@ class Tracer(TorchDispatchMode):
         if self.is_writing:
             self.builder.free(index)
 
-    # What planners ask of memory (`runtime` has the contracts)
+    # Queries about memory, documented in `runtime`
 
     def storage_of(self, tensor: Any) -> Any:
         return tensor.memory
@@ -201,14 +203,14 @@ class Tracer(TorchDispatchMode):
         return bool(address % size == 0)
 
     def check_overlaps(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Where tensors lie apart or are the same; whatever else there may be is left to the checks of a call."""
+        """Accepts tensors that are disjoint or identical. Otherwise ends the trace: each call needs its own check."""
         for output in outputs:
             ordered = sorted(zip(output.stride(), output.shape, strict=True), key=lambda pair: number_now(pair[0]))
             reach: Any = 0
             for stride, size in ordered:
                 if size > 1:
                     if not stride > reach:
-                        raise Untraceable("results whose elements lie apart")
+                        raise Untraceable("a result may overlap itself")
                     reach = reach + (size - 1) * stride
             for given in inputs:
                 if (
@@ -216,24 +218,24 @@ class Tracer(TorchDispatchMode):
                     and given.memory is output.memory
                     and not (_is_alike(given, output) and self.same_start(given, output))
                 ):
-                    raise Untraceable("results that share no memory with operands")
+                    raise Untraceable("a result shares memory with an operand")
 
-    # What planners do to the device
+    # Commands
 
     def keep_in_plan(self, tensor: torch.Tensor) -> None:
         if id(tensor) not in self.kept:
             self.kept[id(tensor)] = self.builder.keep(tensor)
 
     def place(self, tensor: torch.Tensor) -> tuple[str, int, Any]:
-        """As `_C.PlanBuilder` takes it."""
+        """Describes a tensor's memory for `_C.PlanBuilder`: base, index and offset in bytes."""
         if not isinstance(tensor, Traced):
             if id(tensor) not in self.kept:
-                raise Untraceable("memory that is no argument")
+                raise Untraceable("it uses a tensor from outside the call")
             return "kept", self.kept[id(tensor)], 0
         if tensor.memory.base not in ("argument", "allocation"):
-            raise Untraceable("the place of a tensor that has none")
+            raise Untraceable("it uses the memory of a meta tensor or an empty tensor")
         if tensor.is_conj() or tensor.is_neg():
-            raise Untraceable("elements that are conjugated or negated lazily")
+            raise Untraceable("it uses a tensor with its conjugate or negative bit set")
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
     def launch(
@@ -281,7 +283,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         leaves = tree_leaves((list(args), kwargs))
         if not any(_is_traced(value) for value in leaves):
-            return overload(*args, **kwargs)  # such as of a table on the CPU
+            return overload(*args, **kwargs)  # no traced operand, for example a table on the CPU
         with self:
             handler = views.HANDLERS.get(overload)
             if handler is not None:
@@ -307,8 +309,8 @@ class Tracer(TorchDispatchMode):
         name = registry.full_name(overload)
         if name not in registry.planned:
             if torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED):
-                return overload._op_dk(_COMPOSED, *args, **kwargs)  # which calls what it is made of, here
-            raise Untraceable(f"{name} within a planner")
+                return overload._op_dk(_COMPOSED, *args, **kwargs)  # its operators are dispatched to this mode
+            raise Untraceable(f"it calls {name}, which has no planner")
         values = _in_order(overload, args, kwargs)
         for position, argument in enumerate(overload._schema.arguments):
             value = values[position]
@@ -320,7 +322,7 @@ class Tracer(TorchDispatchMode):
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether it is part of a trace, or has a tensor made where traces have theirs."""
+    """Whether the value belongs to a trace: a traced tensor, a symbol, or the device of a new tensor."""
     if isinstance(value, torch.device):
         return value.type in ("bp", "meta")
     return isinstance(value, (Traced, *SYMBOLS))
@@ -335,7 +337,7 @@ def _in_order(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> lis
 
 
 def _default(argument: Any) -> Any:
-    """As it would be passed: schemas have numbers for dtypes."""
+    """The argument's default value, converted to a dtype if the schema has a dtype as a number."""
     value = argument.default_value
     if isinstance(value, int) and "ScalarType" in str(argument.real_type):
         return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
@@ -343,35 +345,36 @@ def _default(argument: Any) -> Any:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    """In sizes and strides."""
+    """Whether two tensors have the same sizes and strides. Leaves guards."""
     return one.dim() == other.dim() and all(
         bool(a == b) for a, b in zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
     )
 
 
-# What refuses a call: the planner, which is called next with the call's own numbers, raises the same, or takes these.
-# A TypeError is Python's word for an operation that symbols do not have.
+# Errors of a planner that rejects the call. The planner runs next with the call's own numbers, and then raises the same
+# error, or accepts them. Python raises a TypeError for an operation that symbols do not implement.
 _REFUSALS = (RuntimeError, IndexError, ValueError, ZeroDivisionError, TypeError)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Also where PyTorch looks for a method that symbols do not have."""
+    """Whether the planner rejects the call. True also if PyTorch needs a method that `Node` does not implement."""
     return isinstance(error, _REFUSALS) or (isinstance(error, AttributeError) and isinstance(error.obj, Node))
 
 
 def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builder: Any, results: int) -> str:
-    """Writes the plan of `planner` for any sizes.
+    """Traces a planner and writes its dynamic-shape plan.
 
     Args:
-        arguments: each with whether the schema says that it is a size. The list is emptied.
-        builder: a `_C.PlanBuilder` of the call.
-        results: how many the schema says that there are.
+        planner: the planner.
+        arguments: (argument, whether the schema says that it is a size). The list is emptied.
+        builder: a `_C.PlanBuilder` for the call.
+        results: the number of results in the schema.
 
     Returns:
-        Why there is no such plan; "" where there is one.
+        Why there is no such plan; "" if there is one.
 
     Raises:
-        Exception: what the planner raises, where no call is refused with such an error.
+        Exception: the planner's error, unless it is one with which planners reject a call.
     """
     handled = sys.exc_info()[1]
     tracer = Tracer(builder)
@@ -380,32 +383,34 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
         given = [tracer.argument(value, is_size) for value, is_size in arguments]
         with tracer:
             returned = planner(*given)
-        tracer.is_writing = False  # what is freed now outlives the call
+        tracer.is_writing = False  # tensors that are released from here on are results, which outlive the call
         if results:
             _write_results(tracer, tuple(returned) if results > 1 else (returned,))
         del given, returned
     except Untraceable as reason:
-        return f"it needs {reason}"
+        return f"cannot be traced: {reason}"
     except _C.RunOnCPU as reason:
-        return f"it is left to the CPU: {reason}"
+        return f"runs on the CPU: {reason}"
     except Exception as error:
         _raise_interrupt(error, handled)
         if not _is_refusal(error):
-            raise  # a fault of the planner's
-        return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
+            raise  # a bug in the planner
+        return f"{type(error).__name__} in the trace: {str(error).partition(chr(10))[0]}"
     finally:
-        _here.tracer = outer  # before anything is called, where Ctrl-C may arrive
+        _here.tracer = outer  # first, before any call in which Ctrl-C can arrive
         tracer.is_writing = False
-        # Trace and tensors know each other, and what looks at frames may keep this one. The call's tensors must not
-        # wait for either.
+        # Do not keep the call's tensors alive: the trace and its tensors are a reference cycle, and a debugger can hold
+        # this frame.
         tracer.arguments.clear()
         arguments.clear()
     return ""
 
 
 def _raise_interrupt(error: BaseException, handled: BaseException | None) -> None:
-    """Raises what is no `Exception`, such as Ctrl-C, where `error` came of it: PyTorch's modes, interrupted as they are
-    entered, raise errors of their own as they are left. What was being handled before is not looked at.
+    """Raises a KeyboardInterrupt or the like from which `error` followed.
+
+    PyTorch's dispatch modes raise errors of their own on exit if they were interrupted on entry. Exceptions that were
+    being handled before the trace are ignored.
     """
     behind: BaseException | None = error
     while behind is not None and behind is not handled:
@@ -421,19 +426,19 @@ def _write_results(tracer: Tracer, returned: Any) -> None:
         elif one is None or isinstance(one, torch.Tensor):
             tracer.builder.result(_described(one), "tensor")
         else:
-            raise Untraceable(f"to return {type(one).__name__}")
+            raise Untraceable(f"it returns {type(one).__name__}")
 
 
 def _described(tensor: Any) -> Any:
-    """As `_C.PlanBuilder.result` takes it."""
+    """Describes a result for `_C.PlanBuilder.result`."""
     if tensor is None:
         return None
     if not isinstance(tensor, Traced) or tensor.memory.base not in ("argument", "allocation", "nothing"):
-        raise Untraceable("to return memory that is no argument")
+        raise Untraceable("it returns memory from outside the call")
     if tensor.position is not None:
         return tensor.position
     if tensor.is_conj() or tensor.is_neg():
-        raise Untraceable("to return what is conjugated or negated lazily")
+        raise Untraceable("it returns a tensor with its conjugate or negative bit set")
     base = "argument" if tensor.memory.base == "argument" else "allocation"
     sizes, strides = ([quantity(one) for one in numbers] for numbers in (tensor.shape, tensor.stride()))
     return base, tensor.memory.index, tensor.dtype, sizes, strides, quantity(tensor.storage_offset())

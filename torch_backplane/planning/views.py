@@ -1,4 +1,4 @@
-"""Views, new tensors and copies while a planner is traced: what PyTorch's C++ makes of them, in symbols."""
+"""Views, new tensors and copies of a trace: PyTorch's C++ functions, reimplemented for symbols."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _new_empty(tracer: Any, tensor: Any, sizes: Any, *, dtype: Any = None, layou
 
 
 def _filled(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a function for new tensors one for such that a number, the last argument, is written to."""
+    """Turns a function that creates a tensor into one that also fills it with a number, its last argument."""
 
     def filled(tracer: Any, *arguments: Any, **options: Any) -> Any:
         *others, number = arguments
@@ -74,14 +74,14 @@ def _viewed(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = No
 
 
 def _as_it_lies(tracer: Any, tensor: Any) -> Any:
-    """Without being conjugated or negated lazily."""
+    """Returns an alias without the conjugate and negative bits."""
     return tracer.make(
         tensor.memory, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
     )
 
 
 def _is_left_open(size: Any) -> bool:
-    return bool(size == -1)  # an argument may be, so that of a symbol this is a guard
+    return bool(size == -1)  # leaves a guard, as a symbol that comes from an argument can be -1
 
 
 def _view(tracer: Any, tensor: Any, sizes: Sequence[Any]) -> Any:
@@ -90,10 +90,10 @@ def _view(tracer: Any, tensor: Any, sizes: Sequence[Any]) -> Any:
         if _is_left_open(size):
             sizes[position] = tensor.numel() // math.prod(sizes[:position] + sizes[position + 1 :])
     if tensor.numel() != math.prod(sizes):
-        raise RuntimeError("a view of another number of elements")
+        raise RuntimeError("the view has another number of elements")
     strides = layouts.viewed(tensor.shape, tensor.stride(), sizes)
     if strides is None:
-        raise RuntimeError("a view that needs another layout")
+        raise RuntimeError("the view is not compatible with the strides")
     return _viewed(tracer, tensor, sizes, strides)
 
 
@@ -104,7 +104,7 @@ def _reshape_alias(tracer: Any, tensor: Any, sizes: Any, strides: Any) -> Any:
 def _expand(tracer: Any, tensor: Any, sizes: Sequence[Any], implicit: bool = False) -> Any:
     missing = len(sizes) - tensor.dim()
     if missing < 0 or (tensor.dim() == 0 and any(size < 0 for size in sizes)):
-        raise RuntimeError("sizes that do not match")
+        raise RuntimeError("the sizes do not match")
     if tensor.dim() == 0:
         return _viewed(tracer, tensor, sizes, [0] * len(sizes))
     made: list[tuple[Any, Any]] = []  # from the innermost one on
@@ -115,11 +115,11 @@ def _expand(tracer: Any, tensor: Any, sizes: Sequence[Any], implicit: bool = Fal
             size, step = 1, made[-1][0] * made[-1][1] if made else 1
         is_left_open = _is_left_open(sizes[dim])
         if is_left_open and dim < missing:
-            raise RuntimeError("a size left open of a dimension that there was not")
+            raise RuntimeError("the size of a new dimension is -1")
         wanted = size if is_left_open else sizes[dim]
         if wanted != size:
             if size != 1:
-                raise RuntimeError("sizes that do not match")
+                raise RuntimeError("the sizes do not match")
             size, step = wanted, 0
         made.append((size, step))
     return _viewed(tracer, tensor, [size for size, _ in reversed(made)], [step for _, step in reversed(made)])
@@ -145,7 +145,7 @@ def _select(tracer: Any, tensor: Any, dim: int, index: Any) -> Any:
     sizes, strides = list(tensor.shape), list(tensor.stride())
     size, step = sizes.pop(dim), strides.pop(dim)
     if not (index < size and index >= -size):
-        raise IndexError("an index out of range")
+        raise IndexError("the index is out of range")
     index = index if index >= 0 else index + size
     return _viewed(tracer, tensor, sizes, strides, tensor.storage_offset() + index * step)
 
@@ -163,7 +163,7 @@ def _slice(tracer: Any, tensor: Any, dim: int = 0, start: Any = None, end: Any =
         return position if position < size else size
 
     if step <= 0:
-        raise ValueError("a step that is not positive")
+        raise ValueError("the step is not positive")
     start = 0 if start is None else within(start, 0)
     end = size if end is None else within(end, start)
     sizes, strides = list(tensor.shape), list(tensor.stride())
@@ -195,7 +195,7 @@ def _alias(tracer: Any, tensor: Any) -> Any:
 def _diagonal(tracer: Any, tensor: Any, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> Any:
     dim1, dim2 = dim1 % tensor.dim(), dim2 % tensor.dim()
     if dim1 == dim2:
-        raise RuntimeError("the diagonal of a dimension and itself")
+        raise RuntimeError("both dimensions of the diagonal are the same")
     sizes, strides = ([one for dim, one in enumerate(numbers) if dim not in (dim1, dim2)] for numbers in
                       (tensor.shape, tensor.stride()))  # fmt: skip
     rows, columns, row, column = tensor.shape[dim1], tensor.shape[dim2], tensor.stride(dim1), tensor.stride(dim2)
@@ -218,14 +218,14 @@ def _unbind(tracer: Any, tensor: Any, dim: int = 0) -> list[Any]:
 def _split_evenly(tracer: Any, tensor: Any, size: Any, dim: int = 0) -> list[Any]:
     whole = tensor.shape[dim]
     if size <= 0:
-        raise RuntimeError("parts without elements")
+        raise RuntimeError("the size of the parts is not positive")
     starts = [part * size for part in range(max(1, -(-whole // size)))]
     return [_slice(tracer, tensor, dim, start, start + size) for start in starts]
 
 
 def _split(tracer: Any, tensor: Any, sizes: Sequence[Any], dim: int = 0) -> list[Any]:
     if sum(sizes) != tensor.shape[dim]:
-        raise RuntimeError("parts that are not the whole")
+        raise RuntimeError("the sizes of the parts do not add up to the size of the dimension")
     found, start = [], 0
     for size in sizes:
         found.append(_slice(tracer, tensor, dim, start, start + size))
@@ -235,7 +235,7 @@ def _split(tracer: Any, tensor: Any, sizes: Sequence[Any], dim: int = 0) -> list
 
 def _view_dtype(tracer: Any, tensor: Any, dtype: torch.dtype) -> Any:
     if dtype.itemsize != tensor.itemsize:
-        raise Untraceable("a view of numbers of another size")
+        raise Untraceable("it views a tensor as a dtype of another size")
     return _viewed(tracer, tensor, tensor.shape, tensor.stride(), None, dtype)
 
 
@@ -248,14 +248,14 @@ def _clone(tracer: Any, tensor: Any, *, memory_format: Any = None) -> Any:
 def _to_copy(tracer: Any, tensor: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
              pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:  # fmt: skip
     if device is not None and torch.device(device) != tensor.device:
-        raise Untraceable("a copy on another device")
+        raise Untraceable("it copies to another device")
     made = _empty_like(tracer, tensor, dtype=dtype, memory_format=memory_format)
     made.copy_(tensor)
     return made
 
 
 class _CopyFacts(NamedTuple):
-    """What csrc/aten/copies.h asks of a copy."""
+    """The properties of a copy that csrc/aten/copies.h uses to choose how to copy."""
 
     to: Any
     source: Any
@@ -276,9 +276,9 @@ class _CopyFacts(NamedTuple):
 
 
 def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
-    """As csrc/aten/copy.cpp."""
+    """Copies as csrc/aten/copy.cpp does."""
     if not hasattr(source, "memory"):
-        raise Untraceable("to copy memory that is no argument")
+        raise Untraceable("it copies a tensor from outside the call")
     if to is source or to.memory.base == "meta":
         return to
     way = _C.copy_way(_CopyFacts(to, source))
@@ -312,4 +312,4 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.unsqueeze.default: _unsqueeze, aten.view.default: _view, aten.view.dtype: _view_dtype,
     aten.zeros.default: _zeroed(_empty),
 }  # fmt: skip
-"""By overload: functions of the trace and the overload's arguments."""
+"""Functions by overload; they take the trace and the overload's arguments."""

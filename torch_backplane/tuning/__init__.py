@@ -1,6 +1,6 @@
-"""Tuning: which candidate of a heavy operator is the quickest for a dtype, sizes and layout, timed and remembered.
+"""Tuning: finds the fastest candidate of a heavy operator for a dtype, sizes and layout, and remembers it.
 
-`torch.bp.tunable` is what users see, `planning.candidates` asks.
+`torch.bp.tunable` is the users' API. `planning.candidates` uses the results.
 """
 
 from __future__ import annotations

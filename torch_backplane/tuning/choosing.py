@@ -1,4 +1,4 @@
-"""What is tuned, and with what limits: the settings, the results, and asking for the candidate of a call."""
+"""Settings and results of tuning, and the choice of the candidate for a call."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from torch_backplane.tuning.files import BadFile, Result, add_problem, add_resul
 from torch_backplane.tuning.problems import Problem
 from torch_backplane.tuning.trials import ROUNDS, Clock, quickest
 
-DEFAULT = "Default"  # the candidate that is taken untuned
+DEFAULT = "Default"  # in results: the candidate that runs untuned calls
 PREFIX = "PYTORCH_TUNABLEOP_"
 
 
 class _Thread(threading.local):
-    forced: tuple[str, str] | None = None  # family and candidate, in a trial
+    forced: tuple[str, str] | None = None  # in a trial: family and candidate
 
 
 _thread = _Thread()
-_one_at_a_time = threading.Lock()  # of trials, which would be slower beside each other
+_one_at_a_time = threading.Lock()  # held by trials, which would slow each other down
 
 
 @contextmanager
 def forcing(family: str, candidate: str) -> Iterator[None]:
-    """This thread's calls of a family of operators are computed by `candidate`, where it takes them."""
+    """Context manager in which this thread's calls of a family run `candidate`, if it accepts them."""
     before, _thread.forced = _thread.forced, (family, candidate)
-    _C.advance_configuration_epoch()  # plans were made with another one
+    _C.advance_configuration_epoch()  # invalidates plans that use another candidate
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def forcing(family: str, candidate: str) -> Iterator[None]:
 
 
 def forced(family: str) -> str | None:
-    """The candidate that this thread's trial is of."""
+    """The candidate of the family that this thread is timing in a trial; None outside of trials."""
     return _thread.forced[1] if _thread.forced is not None and _thread.forced[0] == family else None
 
 
@@ -56,7 +56,7 @@ def _flag(text: str) -> bool:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError("a whole number that is not negative")
+        raise ValueError("a non-negative integer")
     return int(text)
 
 
@@ -64,7 +64,7 @@ def _any_whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError("a whole number") from None
+        raise ValueError("an integer") from None
 
 
 def _tolerances(text: str) -> tuple[float, float] | None:
@@ -77,7 +77,7 @@ def _tolerances(text: str) -> tuple[float, float] | None:
     return atol, rtol
 
 
-# The environment variables of torch.cuda.tunable that have a meaning here, by the setting; and how each is read.
+# For each setting, its environment variable (those of torch.cuda.tunable, without the prefix) and its parser.
 VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "enabled": ("ENABLED", _flag),
     "tuning": ("TUNING", _flag),
@@ -93,9 +93,9 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 class Context:
-    """The settings of this process, and for each device the results.
+    """The settings of this process, and the results for each device.
 
-    What the environment sets holds whatever a program sets afterwards, as with torch.cuda.
+    As in torch.cuda.tunable, settings from the environment take precedence over those that a program makes.
     """
 
     def __init__(self) -> None:
@@ -110,14 +110,14 @@ class Context:
             "tolerances": None,
             "rotating": -1,
             "verbose": 0,
-            "benchmarked": frozenset(),  # families that are tuned for this process, whether or not all are
+            "benchmarked": frozenset(),  # families tuned for this process only, even if "enabled" is False
         }
         self._by_environment: set[str] = set()
         self.inserts_ordinal = True
         self._lock = threading.RLock()
         self._results: dict[int, dict[Problem, Result]] = {}
         self._benchmarked: dict[int, dict[Problem, Result]] = {}
-        self._asked: set[tuple[int, Problem]] = set()  # that are in the file of what is untuned
+        self._asked: set[tuple[int, Problem]] = set()  # recorded in the file of untuned problems
         self._unwritable: set[Path] = set()
         for name, (suffix, read) in VARIABLES.items():
             text = os.environ.get(PREFIX + suffix)
@@ -127,7 +127,7 @@ class Context:
                 self._set[name] = read(text.strip())
                 self._by_environment.add(name)
             except ValueError as error:
-                warnings.warn(f"{PREFIX}{suffix}={text!r} is not {error}, and is left out", stacklevel=2)
+                warnings.warn(f"{PREFIX}{suffix}={text!r} is ignored: it must be {error}", stacklevel=2)
 
     def __getitem__(self, name: str) -> Any:
         return self._set[name]
@@ -145,7 +145,7 @@ class Context:
             self._set["filename"], self.inserts_ordinal = filename, inserts_ordinal
 
     def path(self, device: int, setting: str = "filename") -> Path:
-        """With the device's number for %d, or at the end of the name."""
+        """The path of a setting's file for a device: with the index in place of %d, or at the end of the stem."""
         name = Path(self[setting])
         if "%d" in name.name:
             return name.with_name(name.name.replace("%d", str(device)))
@@ -154,20 +154,20 @@ class Context:
         return name.with_name(f"{name.stem}{device}{name.suffix}")
 
     def benchmark(self, family: str, wanted: bool) -> None:
-        """Whether a family is tuned for this process, without a file."""
+        """Switches tuning of a family for this process on or off. Its results are not written to a file."""
         self.set("benchmarked", self["benchmarked"] | {family} if wanted else self["benchmarked"] - {family})
 
     def benchmarks(self, family: str) -> bool:
         return family in self["benchmarked"]
 
     def tunes(self, family: str) -> bool:
-        """Whether calls of a family are computed by whom results say."""
+        """Whether results of tuning choose the candidate for calls of a family."""
         return self["enabled"] or self.benchmarks(family)
 
     # Results
 
     def results(self, device: int) -> dict[Problem, Result]:
-        """Of a device, those in its file among them, which is read when it is asked for first."""
+        """The results for a device. The first call reads its file, if it exists."""
         with self._lock:
             if device not in self._results:
                 self._results[device] = {}
@@ -176,15 +176,18 @@ class Context:
             return self._results[device]
 
     def benchmarked(self, device: int) -> dict[Problem, Result]:
-        """Of a device, what no file knows."""
+        """The results for a device that are not written to a file."""
         return self._benchmarked.setdefault(device, {})
 
     def read(self, path: Path, device: int) -> bool:
-        """Takes the results of a file; nothing, and a warning, where a line of it is not for here."""
+        """Reads a file of results for a device, and returns whether it is valid.
+
+        If a line is malformed or for another device or version, nothing is taken and a warning is given.
+        """
         try:
             found = read_results(path, validators(device))
         except (BadFile, OSError) as error:
-            warnings.warn(f"tuning results are not read: {error}", stacklevel=3)
+            warnings.warn(f"tuning results were not read: {error}", stacklevel=3)
             self._unwritable.add(path)
             return False
         with self._lock:
@@ -198,12 +201,12 @@ class Context:
         with self._lock:
             self.results(device)[problem] = result
             if path in self._unwritable:
-                return  # as was said when it was read: nothing of others is lost
+                return  # a warning was given; another device's or version's file stays as it is
             try:
                 add_result(path, validators(device), problem, result)
             except OSError as error:
                 self._unwritable.add(path)
-                warnings.warn(f"tuning results are not written: {error}", stacklevel=3)
+                warnings.warn(f"tuning results were not written: {error}", stacklevel=3)
 
     def record_untuned(self, device: int, problem: Problem) -> None:
         path = self.path(device, "untuned_filename")
@@ -215,14 +218,14 @@ class Context:
                 add_problem(path, problem)
             except OSError as error:
                 self._unwritable.add(path)
-                warnings.warn(f"what is untuned is not recorded: {error}", stacklevel=3)
+                warnings.warn(f"untuned problems were not recorded: {error}", stacklevel=3)
 
 
 context = Context()
 
 
 def validators(device: int) -> dict[str, str]:
-    """What results hold for."""
+    """The versions and the device for which results are valid, as in a file of results."""
 
     said = torch.get_device_module("bp").get_device_properties(device)
     version = f"{said.driver} {said.major}.{said.minor}"
@@ -231,14 +234,23 @@ def validators(device: int) -> dict[str, str]:
 
 
 def winner(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> str:
-    """Which of several candidates computes a call, the first of which does so untuned. Tunes it, or records that it is
-    untuned, where that was asked for, but not while a graph is captured. `cache_bytes` are the device's.
+    """Chooses the candidate for a call.
+
+    A problem without a result is tuned or recorded, depending on the settings, but not in a trial and not during the
+    capture of a graph.
+
+    Args:
+        family: the family of operators.
+        problem: describes the call.
+        device: the call's device, with an index.
+        candidates: names of candidates; the first one runs untuned calls.
+        cache_bytes: size of the device's cache.
     """
     assert device.index is not None
     lasting = context["enabled"]
     known = context.results(device.index) if lasting else context.benchmarked(device.index)
     found = known.get(problem)
-    # Trials tune nothing themselves, and nothing can be timed while a graph is captured.
+    # Calls within a trial are not tuned themselves, and nothing can be timed during the capture of a graph.
     if found is None and _thread.forced is None and not _C.capture_of(device.index):
         if lasting and context["tuning"]:
             found = tune(family, problem, device, candidates, cache_bytes)
@@ -251,10 +263,10 @@ def winner(family: str, problem: Problem, device: torch.device, candidates: Sequ
 
 
 def tune(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> Result:
-    """Times the candidates of a problem. One that fails is left out, with a warning.
+    """Times the candidates of a problem and returns the fastest. Leaves out candidates that fail, with a warning.
 
     Raises:
-        ValueError: the parameters are not those of such an operator.
+        ValueError: the parameters of the problem are not valid for its operator.
     """
     done: list[Result | BaseException] = []
     rotating = cache_bytes if context["rotating"] < 0 else context["rotating"] << 20
@@ -263,10 +275,10 @@ def tune(family: str, problem: Problem, device: torch.device, candidates: Sequen
         try:
             with torch.no_grad(), _one_at_a_time:
                 done.append(_times(family, problem, device, candidates, rotating))
-        except BaseException as error:  # raised where it was asked for
+        except BaseException as error:  # raised in the calling thread
             done.append(error)
 
-    # In a thread of its own, which has no planner under way, no modes and no stream but the default one.
+    # In a new thread, which runs no planner, has no dispatch modes, and uses the default stream.
     thread = threading.Thread(target=work, name="backplane-tuning")
     thread.start()
     thread.join()
@@ -286,7 +298,7 @@ def _times(family: str, problem: Problem, device: torch.device, candidates: Sequ
     expected: list[torch.Tensor] = []
 
     def take_turns(chosen: Sequence[str]) -> dict[str, list[float]]:
-        """The milliseconds of those that do not fail."""
+        """Times the candidates in turns; returns the milliseconds of those that do not fail."""
         times: dict[str, list[float]] = {one: [] for one in chosen}
         for number in range(ROUNDS):
             for candidate in [*times]:
@@ -307,7 +319,7 @@ def _times(family: str, problem: Problem, device: torch.device, candidates: Sequ
     if not times:
         return Result(DEFAULT, 0.0)
     first, name = next(iter(times)), quickest(times)
-    if name != first:  # of many one may have been quick by chance, but hardly twice
+    if name != first:  # time these two again: among many candidates, one may have been fast by chance
         again = take_turns([first, name])
         if not again:
             return Result(DEFAULT, 0.0)

@@ -1,4 +1,4 @@
-"""Trials: a call of an operator on operands of its own, to be timed with one candidate after the other."""
+"""Trials: calls of an operator with generated operands, for timing its candidates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from torch_backplane.tuning.problems import Problem
 Body = Callable[[], Any]
 TRIALS: dict[str, Callable[[Operands], Body]] = {}
 
-ROUNDS = 5  # in which candidates take turns; the median of each counts
-_MARGIN = 0.9  # of the time of the first candidate, that another one has to stay below
+ROUNDS = 5  # in each, every candidate is timed once; the median counts
+_MARGIN = 0.9  # a candidate must take less than this fraction of the first candidate's time
 
 
 def trial(operator: str) -> Callable[[Callable[[Operands], Body]], Callable[[Operands], Body]]:
-    """Decorates what makes a call of `operator`, as `Problem.operator`, of operands that it asks for."""
+    """Decorator that registers a function as the trial of `operator` (`Problem.operator`).
+
+    The function takes `Operands` and returns a function that runs the call to time.
+    """
 
     def add(make: Callable[[Operands], Body]) -> Callable[[Operands], Body]:
         TRIALS[operator] = make
@@ -29,30 +32,31 @@ def trial(operator: str) -> Callable[[Callable[[Operands], Body]], Callable[[Ope
 
 
 class Operands:
-    """The operands of a problem, made for a trial, by their names.
+    """Creates the operands of a problem for a trial, by the names of its parameters.
 
     Raises:
-        ValueError: a parameter is not what it has to be, or there is none of this name.
+        ValueError: by the methods, if a parameter is missing or malformed.
     """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self.dtype, self.device, self.nbytes = problem.torch_dtype, device, 0
         self._values = problem.values
-        self._generator = torch.Generator().manual_seed(0)  # of its own: programs' random numbers stay as they are
+        self._generator = torch.Generator().manual_seed(0)  # does not advance the program's generator
 
     def tensor(self, name: str) -> torch.Tensor | None:
+        """Creates the tensor with the sizes and strides of a parameter; None if the parameter is "-"."""
         text = self._text(name)
         if text == "-":
             return None
         sizes, colon, strides = text.partition(":")
         shape, steps = _integers(sizes), _integers(strides)
         if not colon or len(shape) != len(steps):
-            raise ValueError(f"{name}={text} is no tensor, such as {name}=64x32:32x1")
+            raise ValueError(f"{name}={text} is not a tensor such as {name}=64x32:32x1")
         extent = sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) + 1 if all(shape) else 0
         return self.vector(extent).as_strided(shape, steps)
 
     def vector(self, size: int) -> torch.Tensor:
-        """So many numbers: from 0 to 1, or of integers 0, 1 and 2."""
+        """Creates a vector of random numbers: from 0 to 1, or for integer dtypes 0, 1 and 2."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
             memory = torch.rand(size, generator=self._generator).to(self.dtype)
         else:
@@ -61,28 +65,32 @@ class Operands:
         return memory.to(self.device)
 
     def given(self, name: str) -> torch.Tensor:
-        """A tensor that must not be None."""
+        """Creates the tensor of a parameter that must not be "-"."""
         tensor = self.tensor(name)
         if tensor is None:
-            raise ValueError(f"{name}=- is no tensor, such as {name}=64x32:32x1")
+            raise ValueError(f"{name}=- is not a tensor such as {name}=64x32:32x1")
         return tensor
 
     def integers(self, name: str) -> list[int]:
+        """The integers of a parameter."""
         return _integers(self._text(name))
 
     def integer(self, name: str) -> int:
+        """The integer of a parameter."""
         (value,) = self.integers(name)
         return value
 
     def flag(self, name: str) -> bool:
+        """The bool of a parameter, which is 0 or 1."""
         return bool(self.integer(name))
 
     def has(self, name: str) -> bool:
+        """Whether the problem has a parameter of this name."""
         return name in self._values
 
     def _text(self, name: str) -> str:
         if name not in self._values:
-            raise ValueError(f"there is no parameter {name}, but {', '.join(self._values)}")
+            raise ValueError(f"the parameter {name} is missing; got {', '.join(self._values)}")
         return self._values[name]
 
 
@@ -91,11 +99,16 @@ def _integers(text: str) -> list[int]:
 
 
 class Clock:
-    """Times bodies on a device.
+    """Times a problem's trial on a device.
 
     Args:
-        milliseconds: the most for each of them, and `iterations`, whichever is reached first; one at least.
-        rotating: bytes; operands are made again until they have as many, and used by turns.
+        problem: the problem.
+        device: the device.
+        milliseconds: maximum time for each candidate, in all rounds together.
+        iterations: maximum number of calls for each candidate, in all rounds together. At least one call per round is
+            timed.
+        rotating: bytes. Copies of the operands are made up to this size and used in turns, so that they are not in the
+            device's cache.
     """
 
     def __init__(
@@ -111,13 +124,13 @@ class Clock:
             nbytes += each
 
     def result(self) -> list[torch.Tensor]:
-        """What the body gives, on the CPU."""
+        """Runs the call once and returns its results on the CPU."""
         given = self._bodies[0]()
         found = given if isinstance(given, Sequence) else [given]
         return [one.cpu() for one in found if isinstance(one, torch.Tensor)]
 
     def milliseconds(self) -> float:
-        """Of one call, after two which are not counted."""
+        """Measures the time of one call in one round, after two calls that are not timed."""
         for _ in range(2):
             self._bodies[0]()
         self._wait()
@@ -137,8 +150,9 @@ class Clock:
 
 
 def quickest(times: dict[str, list[float]]) -> str:
-    """Whose median is the least; the first one, unless that is quicker in all rounds, and by a tenth: times of the same
-    call scatter by nearly as much.
+    """Returns the candidate with the least median time, if it is clearly faster than the first one, else the first.
+
+    Clearly means faster in all rounds, and in the median by 10 %: times of the same call vary by nearly as much.
     """
     first = next(iter(times))
     name = min(times, key=lambda one: statistics.median(times[one]))
