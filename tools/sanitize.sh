@@ -55,7 +55,7 @@ cd "$site"
 loaded=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch_backplane").origin)')
 [ "$loaded" = "$site/torch_backplane/__init__.py" ] || { echo "sanitize: Python imports $loaded instead" >&2; exit 1; }
 
-# setarch -R: ThreadSanitizer needs fixed addresses. Options that enable faulthandler would hide its reports.
+# setarch -R: ThreadSanitizer needs fixed addresses. pytest's faulthandler plugin would hide its reports.
 status=0
 under() {
   setarch -R env LD_PRELOAD="$preload" "$python" "$@" || status=$?

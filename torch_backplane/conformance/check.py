@@ -196,7 +196,7 @@ class EntryCheck:
         return expected.result
 
     def _mend_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
-        """Overwrite a wrong ``out=`` result of the CPU with its result without ``out``.
+        """Overwrite a wrong ``out=`` result of the CPU with its result without ``out``, and add a finding.
 
         Some of PyTorch's CPU kernels write wrong values to a non-contiguous ``out``. A device that runs the same kernel
         writes the same values, and nothing is overwritten. Other devices are compared with the functional result.
@@ -292,7 +292,7 @@ class EntryCheck:
         return appeal
 
     def _same_errors(self, call: SampleCall, expected: Outcome, actual: Outcome) -> bool:
-        """True if both sides returned a result. Adds a finding if only one raised, or the device from within."""
+        """True if both sides returned a result. Adds a finding if only one raised, or for an internal error."""
         if expected.error is None and actual.error is None:
             self.result.compared += 1
             return True

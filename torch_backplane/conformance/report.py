@@ -32,7 +32,7 @@ KINDS: dict[str, bool] = {
     "race": True,
     "barrier": True,
     "random": True,  # not reproducible under one seed, or the same under all seeds
-    "nearer": False,  # values differ from the CPU's by more than the tolerance, and float64's are as close (judge.py)
+    "nearer": False,  # values beyond the tolerance of the CPU's, but as close to float64's as these (judge.py)
     "carried": False,  # values farther from float64's than the CPU's, in a chain of steps that are right (steps.py)
     "cpu out=": False,  # the CPU's out= result differs from its functional one; the device was compared with the latter
     "meant": False,  # an accepted difference: ties.py, or the tables of meant.py with the reason
