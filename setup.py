@@ -1,4 +1,4 @@
-"""Builds the compiled part, `torch_backplane._C`, against the PyTorch that is installed."""
+"""Builds the extension module `torch_backplane._C` against the installed PyTorch."""
 
 import os
 import pathlib
@@ -11,16 +11,16 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 
 def supported_releases() -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last supported torch release: what pyproject.toml says, which is the one place that says it."""
+    """Return the first and last supported torch release, as declared in pyproject.toml."""
     match = re.search(r'"torch>=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     if match is None:
-        sys.exit('pyproject.toml must name the supported torch as "torch>=A.B,<C.D" in its dependencies')
+        sys.exit('pyproject.toml must declare the supported torch as "torch>=A.B,<C.D" in its dependencies')
     first_major, first_minor, end_major, end_minor = map(int, match.groups())
     return (first_major, first_minor), (end_major, end_minor - 1)
 
 
 def check_torch() -> str:
-    """The version of the installed torch. Where torch is missing or of another release: refuse, with the range."""
+    """Return the version of the installed torch. Exits with an error if torch is missing or not supported."""
     first, last = supported_releases()
     supported = "{}.{} to {}.{}".format(*first, *last)
     try:
@@ -28,7 +28,7 @@ def check_torch() -> str:
     except ImportError as error:
         sys.exit(
             f"torch-backplane needs an installed PyTorch ({supported}) to build against.\n"
-            f"`import torch` says: {error}\n"
+            f"`import torch` failed: {error}\n"
             "Install torch first, then run\n"
             "    pip install --no-build-isolation ."
         )
@@ -39,17 +39,17 @@ def check_torch() -> str:
     return torch.__version__
 
 
-# torch is only built against here: it need not load any backend, least of all an earlier build of this one.
+# The build needs no backends, and must not load an earlier build of this one.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-# torch calls ccache by itself where it is installed, and stumbles over a compiler that is called through it already.
+# torch calls an installed ccache itself, and fails if CC or CXX already has it as a prefix.
 for variable in ("CC", "CXX"):
     wrapper, _, compiler = os.environ.get(variable, "").partition(" ")
     if compiler and os.path.basename(wrapper) in ("ccache", "sccache"):
         os.environ[variable] = compiler
 TORCH_VERSION = check_torch()
 
-# TORCH_BACKPLANE_SANITIZE=address or thread builds for `make asan` and `make tsan`, which run it: tools/sanitize.sh.
-# vptr: PyTorch's libraries do not export the type information that this check would compare.
+# TORCH_BACKPLANE_SANITIZE=address or thread is for `make asan` and `make tsan`; see tools/sanitize.sh.
+# -fno-sanitize=vptr: PyTorch's libraries do not export the type information that this check needs.
 SANITIZERS = {
     "": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr"],
@@ -57,8 +57,8 @@ SANITIZERS = {
 }
 SANITIZER = os.environ.get("TORCH_BACKPLANE_SANITIZE", "")
 if SANITIZER not in SANITIZERS:
-    sys.exit(f"TORCH_BACKPLANE_SANITIZE={SANITIZER!r} is neither address nor thread")
-# -O1 compiles in two thirds of the time, and leaves calls in the reports; -g1 is enough for lines.
+    sys.exit(f"TORCH_BACKPLANE_SANITIZE={SANITIZER!r} is not valid: use address or thread")
+# -O1 compiles in two thirds of the time of -O2, and keeps more calls in stack traces. -g1 includes line numbers.
 OPTIMIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", *SANITIZERS[SANITIZER]] if SANITIZER else ["-O2", "-g0"]
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
@@ -68,9 +68,9 @@ from structured_metas import write_table  # noqa: E402
 
 
 class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
-    """Keeps object files per Python and torch, so that every kind of install compiles only what has changed.
+    """Keeps object files in one folder per Python and torch version, so that all kinds of install build incrementally.
 
-    setuptools would give an editable install a new temporary folder each time.
+    setuptools would use a new temporary folder for each editable install.
     """
 
     def finalize_options(self) -> None:
@@ -82,7 +82,7 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
         headers = next(path for one in include_paths() if (path := pathlib.Path(one, "ATen", "ops")).exists())
         write_table(headers, ROOT / "csrc" / "fallback" / "structured_metas.inc")
         super().run()
-        # Read before the compiled part is loaded (torch_backplane/_release.py).
+        # Read before the extension module is loaded (torch_backplane/_release.py).
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         marker = folder / "torch_backplane" / "_built_for.py"
         marker.write_text(f'"""Written by setup.py."""\n\nTORCH = "{TORCH_VERSION}"\n', encoding="utf-8")
@@ -119,7 +119,7 @@ setup(
         CppExtension(
             "torch_backplane._C",
             sources(),
-            # PyTorch's header for profilers finds those of its profiling library by their names alone.
+            # PyTorch's profiler header includes Kineto's headers without their folder.
             include_dirs=[
                 str(ROOT / "csrc"),
                 *(str(path) for one in include_paths() for path in pathlib.Path(one).glob("kineto")),

@@ -308,7 +308,7 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
 
 def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
     done = audit("--match", "^every second element$", "--bytes", "4MiB", "--target", "arm-mali-g610")
-    finding = next(line for line in done.stdout.splitlines() if "traffic 1.50 beyond 1.25" in line)
+    finding = next(line for line in done.stdout.splitlines() if "traffic 1.50, bound 1.25" in line)
     assert done.exit_code == (0 if finding.startswith("known: ") else 1)
 
 
@@ -423,7 +423,7 @@ def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("no-such-compiler", "CXX='no-such-compiler' names none"),
+        ("no-such-compiler", "CXX='no-such-compiler' is not found"),
         ("false", "kernels need a compiler with -fsanitize=thread"),
     ],
 )

@@ -203,7 +203,7 @@ def test_numbers_in_the_dtypes_that_are_named() -> None:
         (["--numbers", "--dtypes", ","], "dtypes is empty"),
         (["--numbers", "--match", "("], "malformed --match"),
         (["--numbers", "--samples", "3"], "no --samples"),
-        (["--numbers", "--match", "^no_such_operator"], "no operator that takes a number matches"),
+        (["--numbers", "--match", "^no_such_operator"], "no operator with a Scalar argument matches"),
         (["--dtypes", "float31"], "unknown dtype 'float31'"),
         (["--dtypes", ","], "dtypes is empty"),
         (["--match", "("], "malformed --match"),

@@ -65,7 +65,7 @@ def test_a_chain_is_right_only_if_each_step_is(times: float) -> None:
             return double(there) / 3 + 0.1
 
     said = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
-    assert said == ("" if times != 1 else "each of the 2 steps that round is as exact as the CPU's")
+    assert said == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
 
 
 def test_gradients_are_compared_only_on_request() -> None:
@@ -206,7 +206,7 @@ ROUGH = torch.tensor([1.0, 2.1, 3.1, 4.0])
 def test_float64_decides_for_each_element(found: list[float], is_right: bool) -> None:
     right, message = against_float64(ROUGH, torch.tensor(found), EXACT, None)
     assert right is is_right
-    assert message.startswith("by float64, right in ")
+    assert message.startswith("compared with float64, right in ")
 
 
 def test_within_the_tolerance_of_float64_is_right_if_the_cpu_is_no_better() -> None:
@@ -288,7 +288,7 @@ def test_database_dtype_and_match_are_checked() -> None:
     for database in ("conformance_faulty_ops:NOTHING", "no.such.module:ops", "conformance_faulty_ops"):
         with pytest.raises(ValueError, match="module:attribute"):
             load(database)
-    with pytest.raises(ValueError, match=r"unknown dtype 'float31'; one of .*float32"):
+    with pytest.raises(ValueError, match=r"unknown dtype 'float31'; use one of .*float32"):
         named_dtype("float31")
     with pytest.raises(ValueError, match="malformed --match"):
         entries(ops, Settings(match="("))

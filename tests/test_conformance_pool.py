@@ -53,7 +53,7 @@ def test_crash_is_named(report: Report) -> None:
 def test_hang_is_cut_off(report: Report) -> None:
     hung = result(report, "hangs")
     (finding,) = hung.findings
-    assert (finding.kind, finding.message) == ("hang", "not done after 8 s")
+    assert (finding.kind, finding.message) == ("hang", "not finished after 8 s")
     assert hung.status == "failed"
 
 

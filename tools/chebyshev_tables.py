@@ -1,7 +1,7 @@
 """Writes torch_backplane/kernels/special/tables.py: Chebyshev coefficients of smooth parts of special functions.
 
-Run by hand (`pip install mpmath`, a minute); each part is computed from mpmath's value of the function to 30 digits.
-The files beside it say which part belongs to which function, and map it back.
+Run it by hand (`pip install mpmath`; it takes a minute). mpmath computes the function values with 40 digits.
+The other files in kernels/special compute the functions from these parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ NODES = 96
 
 
 def coefficients(function: Callable[[mpf], mpf]) -> list[mpf]:
-    """Of function(t), -1 <= t <= 1, as c[0] + c[1] T1(t) + …, down to what float64 cannot see."""
+    """Return the coefficients of function(t) for -1 <= t <= 1, as c[0] + c[1] T1(t) + …
+
+    Trailing coefficients that do not matter in float64 (below 2^-57 of the largest one) are left out.
+    """
     angles = [mp.pi * (k + mpf(1) / 2) / NODES for k in range(NODES)]
     values = [function(mp.cos(angle)) for angle in angles]
     found = [
@@ -31,22 +34,22 @@ def coefficients(function: Callable[[mpf], mpf]) -> list[mpf]:
 
 
 def linear(low: float, high: float, function: Callable[[mpf], mpf]) -> Callable[[mpf], mpf]:
-    """function on [low, high], as one of -1 <= t <= 1."""
+    """Map a function on [low, high] to -1 <= t <= 1."""
     return lambda t: function((mpf(low) + mpf(high)) / 2 + t * (mpf(high) - mpf(low)) / 2)
 
 
 def even(high: float, function: Callable[[mpf], mpf]) -> Callable[[mpf], mpf]:
-    """An even function on [0, high], in t = 2 (x / high)² - 1."""
+    """Map an even function on [0, high] to t = 2 (x / high)² - 1."""
     return lambda t: function(mpf(high) * mp.sqrt((t + 1) / 2))
 
 
 def far(low: float, function: Callable[[mpf], mpf]) -> Callable[[mpf], mpf]:
-    """A function on [low, infinity], in t = 2 low / x - 1."""
+    """Map a function on [low, infinity] to t = 2 low / x - 1."""
     return lambda t: function(2 * mpf(low) / (t + 1))
 
 
 def far_even(low: float, function: Callable[[mpf], mpf]) -> Callable[[mpf], mpf]:
-    """A function of 1 / x² on [low, infinity], in t = 2 (low / x)² - 1."""
+    """Map a function of 1 / x² on [low, infinity] to t = 2 (low / x)² - 1."""
     return lambda t: function(mpf(low) / mp.sqrt((t + 1) / 2))
 
 
@@ -55,7 +58,7 @@ def erfcx(x: mpf) -> mpf:
 
 
 def erfcinv(q: mpf) -> mpf:
-    """Newton's method on log(erfc(x)), which is nearly quadratic."""
+    """Invert erfc with Newton's method on log(erfc(x)), which is nearly quadratic."""
     x = mp.sqrt(-mp.log(q)) if q < 0.1 else mpf(0.5)
     for _ in range(200):
         step = (mp.log(mp.erfc(x)) - mp.log(q)) * mp.erfc(x) * mp.sqrt(mp.pi) / 2 * mp.exp(x * x)
@@ -66,14 +69,14 @@ def erfcinv(q: mpf) -> mpf:
 
 
 def hankel(order: int, x: mpf) -> tuple[mpf, mpf]:
-    """P and x Q of J = sqrt(2 / (pi x)) (P cos(c) - Q sin(c)), c = x - (2 order + 1) pi / 4, and Y likewise."""
+    """Return P and x Q of J = sqrt(2 / (pi x)) (P cos(c) - Q sin(c)), c = x - (2 order + 1) pi / 4, and Y likewise."""
     c = x - (2 * order + 1) * mp.pi / 4
     j, y, scale = mp.besselj(order, x), mp.bessely(order, x), mp.sqrt(mp.pi * x / 2)
     return scale * (j * mp.cos(c) + y * mp.sin(c)), scale * (y * mp.cos(c) - j * mp.sin(c)) * x
 
 
 def airy_wave(zeta: mpf) -> tuple[mpf, mpf]:
-    """F and G of Ai(-x) = (sin(a) F - cos(a) G) / (sqrt(pi) x^(1/4)), a = zeta + pi / 4; zeta G is even."""
+    """Return F and zeta G of Ai(-x) = (sin(a) F - cos(a) G) / (sqrt(pi) x^(1/4)), a = zeta + pi / 4. zeta G is even."""
     x = (zeta * 3 / 2) ** (mpf(2) / 3)
     a, scale = zeta + mp.pi / 4, mp.sqrt(mp.pi) * x ** (mpf(1) / 4)
     ai, bi = mp.airyai(-x) * scale, mp.airybi(-x) * scale

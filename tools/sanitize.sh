@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the runtime under a compiler's sanitizer, beside the ordinary build, and runs tests with it.
+# Builds the runtime with a compiler's sanitizer, separately from the normal build, and runs tests with it.
 #
 #   tools/sanitize.sh address|thread PYTHON [options and files for pytest]
 #   tools/sanitize.sh address|thread PYTHON --program tests/soak.py --seconds 600 --growth 2000
 #
-# Only csrc is instrumented: PyTorch, Python and PoCL are not, so what they do with our memory and locks is only seen where
-# it goes through a function that the sanitizer's library replaces. What is theirs is in tools/sanitize-KIND.txt, with reasons.
-# Reports of all processes, those that tests start too, are collected and shown at the end: any fails the run.
+# Only csrc is instrumented. Accesses to memory and locks by PyTorch, Python and PoCL are checked only if they go
+# through a function that the sanitizer's library replaces. tools/sanitize-KIND.txt suppresses reports about their code.
+# The reports of all processes, including those that tests start, are shown at the end. Any report fails the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,14 +15,14 @@ shift 2
 case $kind in
   address) library=libasan.so ;;
   thread) library=libtsan.so ;;
-  *) echo "sanitize: $kind is neither address nor thread" >&2; exit 2 ;;
+  *) echo "sanitize: unknown sanitizer '$kind'; use address or thread" >&2; exit 2 ;;
 esac
 runtime=$(${CXX:-g++} -print-file-name=$library)
 [ -e "$runtime" ] || { echo "sanitize: ${CXX:-g++} has no $library" >&2; exit 2; }
-# Python does without C++'s library, in which AddressSanitizer looks for what throws exceptions when it starts.
+# Python does not load the C++ library, in which AddressSanitizer looks up __cxa_throw at startup.
 preload="$runtime $(${CXX:-g++} -print-file-name=libstdc++.so.6)"
 
-# The package as it is, with another compiled part: links to our files beside the library that is built there.
+# The package with an instrumented library: links to the Python files, next to the library that is built here.
 site=$PWD/build/sanitize-$kind
 mkdir -p "$site"
 TORCH_BACKPLANE_SANITIZE=$kind "$python" setup.py -q build_ext --build-lib "$site"
@@ -32,30 +32,30 @@ find "$site/torch_backplane" -type l -delete
   ln -sf "$PWD/torch_backplane/$file" "$site/torch_backplane/$file"
 done
 
-# To files, since pytest and tests keep what processes write.
+# Reports go to files, because pytest and tests capture the output of processes.
 reports=$PWD/build/reports-$kind
 rm -rf "$reports"
 mkdir -p "$reports"
 common=log_path=$reports/report:suppressions=$PWD/tools/sanitize-$kind.txt
 
-# detect_leaks: Python leaves what it has at the end. use_sigaltstack: LLVM gives threads that compile another stack for
-# signals, and at their end AddressSanitizer would unmap that for its own.
+# detect_leaks=0: Python does not free all memory at exit. use_sigaltstack=0: LLVM sets an alternate signal stack for
+# its compiler threads, and AddressSanitizer would unmap it as its own when they end.
 export ASAN_OPTIONS=$common:detect_leaks=0:allocator_may_return_null=1:use_sigaltstack=0
 export UBSAN_OPTIONS=log_path=$reports/report-undefined:print_stacktrace=1
-# ignore_interceptors_accesses: what others do to memory by memcpy() and free() is not looked at, because their atomics are not
-# seen that order it; their locks are seen. report_signal_unsafe: Python's and LLVM's handlers. die_after_fork: children that
-# soak.py forks go on.
+# ignore_interceptors_accesses=1: memcpy() and free() in other libraries are not checked, because the atomics that order
+# them are not instrumented; their locks are intercepted. report_signal_unsafe=0: for signal handlers of Python and
+# LLVM. die_after_fork=0: children forked by soak.py continue.
 export TSAN_OPTIONS=$common:ignore_interceptors_accesses=1:second_deadlock_stack=1:report_signal_unsafe=0:exitcode=66
 TSAN_OPTIONS+=:allocator_may_return_null=1:die_after_fork=0
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONMALLOC=malloc
 
-# The folder that Python is started in comes before PYTHONPATH, so it is this one; and what is given is named from here.
+# Python searches its working directory before PYTHONPATH, so run in $site, with absolute paths of tests.
 root=$PWD
 cd "$site"
 loaded=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch_backplane").origin)')
-[ "$loaded" = "$site/torch_backplane/__init__.py" ] || { echo "sanitize: $loaded would be tested" >&2; exit 1; }
+[ "$loaded" = "$site/torch_backplane/__init__.py" ] || { echo "sanitize: Python imports $loaded instead" >&2; exit 1; }
 
-# setarch: ThreadSanitizer needs to know where things are. The options of faulthandler would hide the reports.
+# setarch -R: ThreadSanitizer needs fixed addresses. pytest's faulthandler plugin would hide its reports.
 status=0
 under() {
   setarch -R env LD_PRELOAD="$preload" "$python" "$@" || status=$?

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sets up everything that `make demo` and `make test` need, and builds Backplane in place.
+# Installs everything that `make demo` and `make test` need, and builds Backplane in place.
 #
 #   tools/setup.sh PYTHON VENV WANTED DEFAULT
 #
-# PYTHON makes the virtual environment VENV if it is not there. WANTED is the torch to install; empty: keep a supported
-# one that is installed, else install DEFAULT. On Debian and its relatives, missing system packages are installed when
-# this runs as root or sudo asks no password; otherwise they are named.
+# PYTHON creates the virtual environment VENV if it does not exist. WANTED is the torch to install; if it is empty, an
+# installed supported torch is kept, or else DEFAULT is installed. On Debian and derivatives, missing system packages
+# are installed if this runs as root or sudo needs no password; otherwise the script names them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ die() {
   exit 1
 }
 
-# What is missing, as Debian package names.
+# Prints the Debian names of missing packages.
 missing_packages() {
   if ! command -v "$python" >/dev/null; then
     echo python3 python3-venv python3-dev
@@ -46,13 +46,13 @@ install_packages() {
 mapfile -t missing < <(missing_packages | tr ' ' '\n')
 if [ ${#missing[@]} -gt 0 ]; then
   install_packages "${missing[@]}" ||
-    die "missing: ${missing[*]}" "install them first (as root):  apt-get install ${missing[*]}"
+    die "missing: ${missing[*]}" "install them as root, then run this again:  apt-get install ${missing[*]}"
   mapfile -t missing < <(missing_packages | tr ' ' '\n')
   [ ${#missing[@]} -eq 0 ] || die "still missing for $(command -v "$python" || echo "$python"): ${missing[*]}" \
-    "if this Python is not the system's, install its headers and venv module, or name another: make PYTHON=…"
+    "if this is not the system's Python, install its headers and venv module, or use another: make PYTHON=…"
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-  die "Python 3.10 or later is needed, and $python is $("$python" -V 2>&1); name another: make PYTHON=…"
+  die "Backplane needs Python 3.10 or later, and $python is $("$python" -V 2>&1); use another: make PYTHON=…"
 
 if [ ! -x "$venv/bin/python" ]; then
   say "creating $venv"
@@ -60,14 +60,14 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
-# OpenCL on the CPU, where there is no OpenCL platform at all. Without it host devices serve, and its tests skip.
+# PoCL, OpenCL on the CPU, if there is no OpenCL platform. It is optional: without it, OpenCL tests are skipped.
 if ! compgen -G "/etc/OpenCL/vendors/*.icd" >/dev/null; then
-  install_packages pocl-opencl-icd || say "no OpenCL platform; to have one:  apt-get install pocl-opencl-icd"
+  install_packages pocl-opencl-icd || say "no OpenCL platform; to install one:  apt-get install pocl-opencl-icd"
 fi
 
-# Its matrix products are one candidate on OpenCL devices. Without it there is one less, and its tests skip.
+# CLBlast, a candidate for matrix products on OpenCL devices. It is optional: without it, its tests are skipped.
 if ! /sbin/ldconfig -p | grep -q 'libclblast\.so\.1'; then
-  install_packages libclblast1 || say "no CLBlast; to have it:  apt-get install libclblast1"
+  install_packages libclblast1 || say "no CLBlast; to install it:  apt-get install libclblast1"
 fi
 
 "${pip[@]}" install -q "setuptools>=77" ninja wheel
@@ -79,6 +79,6 @@ elif ! "$venv/bin/python" setup.py --name >/dev/null 2>&1; then # setup.py refus
   "${pip[@]}" install "$default"
 fi
 
-say "building Backplane (a few minutes the first time, then only what has changed)"
+say "building Backplane (a few minutes the first time; later builds are incremental)"
 "${pip[@]}" install -q --no-build-isolation -e ".[test]"
 say "ready"

@@ -1,7 +1,7 @@
 """Writes the table of PyTorch's structured meta functions, which csrc/fallback/structured_meta.cpp includes.
 
-A structured operator has C++ functions that check a call and say what its results look like: `at::meta::add_outf`.
-They are found in the headers of the PyTorch that is built against, so that the table is that release's.
+A structured operator has C++ functions that check a call and compute the metadata of its results, such as
+`at::meta::add_outf`. The table is generated from the headers of the PyTorch that Backplane is built against.
 """
 
 import pathlib
@@ -14,10 +14,11 @@ FUNCTION = re.compile(r"TORCH_API (.*?) (\w+)\((.*)\);")
 
 
 def write_table(headers: pathlib.Path, target: pathlib.Path) -> None:
-    """Writes `target` anew if it is not what the `headers` (ATen/ops) say: an #include for each operator, and
-    STRUCTURED_META(type, function, "aten::add.out") for each overload.
+    """Generate the table from the headers in ATen/ops, and write `target` if its contents change.
+
+    The table has an #include for each operator, and STRUCTURED_META(type, function, "aten::add.out") for each overload.
     """
-    # The names of some other headers end so, too.
+    # Some headers of other operators also end with "_meta.h".
     bases = sorted(
         path.name.removesuffix("_meta.h")
         for path in headers.glob("*_meta.h")
@@ -42,7 +43,7 @@ def write_table(headers: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _functions(header: str) -> set[tuple[str, str]]:
-    """(name, type) of the functions that a header declares."""
+    """Return (name, type) of the functions that a header declares."""
     found = set()
     for result, name, parameters in FUNCTION.findall(header):
         types = [_type(parameter) for parameter in _split(parameters)]
@@ -51,7 +52,7 @@ def _functions(header: str) -> set[tuple[str, str]]:
 
 
 def _split(parameters: str) -> list[str]:
-    """At the commas that stand outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in parameters:
         depth += (letter in "<({") - (letter in ">)}")

@@ -548,7 +548,7 @@ def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
     assert "2 operators; results are in tuned.csv" in done.output
     for options, said in (
         (["no.csv"], "no.csv"),
-        (["untuned1.csv", "--device", "7"], "--device 7 is not one of 0 to 1"),
+        (["untuned1.csv", "--device", "7"], "--device 7 is not in the range 0 to 1"),
     ):
         done = CliRunner().invoke(app, ["tune", *options], env={"COLUMNS": "200"})
         assert done.exit_code == 2

@@ -1,6 +1,6 @@
-"""What operators would do on devices that are not here: launches, memory and time by a model of their targets.
+"""Predicts launches, memory accesses and time of operators on modelled GPUs, without hardware.
 
-observer.h counts what the kernel interpreter runs; driver.py has a device for each target; model.py makes figures of
-what was counted. cases.py is what is run, bounds.py what is held against it. worker.py runs it in a process of its own,
-for run.py, and report.py writes the page.
+observer.h counts the memory accesses of kernels in the interpreter. driver.py has a device for each target, and
+model.py computes figures from the counts. cases.py lists the operators to run, and bounds.py the limits of their
+figures. run.py starts worker.py, which runs the cases, and report.py writes the results.
 """

@@ -1,4 +1,4 @@
-"""What is held against operators, by their family, and what is known to be beyond that."""
+"""The bounds of operators by family, and the known exceptions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FULL_BYTES = 64 << 20  # from which size on an operator has to fill the device
-CHAIN = 4.0  # times the square root of the elements
+FULL_BYTES = 64 << 20  # operators must fill the device from this size on
+CHAIN = 4.0  # maximum chain, divided by the square root of the number of elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How operators of a family are run, and bounded.
+    """How the operators of a family run, and their bounds.
 
     Args:
-        traffic: bytes moved beside the least; None: not bounded.
-        only_samples: groups that are not looked at compute nothing at the large size, as it does not depend on data.
-        samples_inputs: nor when the inputs are made, on whose values no address depends.
-        most_bytes: the size, if that is less than what was asked for.
-        random: results cannot be compared.
-        bounded: whether fill and chains are.
+        traffic: maximum of bytes moved relative to the minimum; None: not bounded.
+        only_samples: whether only the sampled groups compute at full size, because accesses do not depend on data.
+        samples_inputs: whether this also holds while the inputs are made, because no address depends on their values.
+        most_bytes: maximum size of an operand.
+        random: whether results are random, so that they cannot be compared.
+        bounded: whether fill and chain are bounded.
     """
 
     traffic: float | None = None
@@ -52,46 +52,40 @@ FAMILIES = {
 }
 
 
-# Cases of other families whose results are random.
+# Cases with random results in other families.
 RANDOM = frozenset({"randperm", "attention with dropout, heads of 64"})
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is beyond its bound, and why: `measure` of the cases whose titles `match` as a whole."""
+    """A known exception and its reason, for the cases whose whole titles match the regular expression `match`."""
 
     match: str
     measure: str
     reason: str
 
 
-# What is to be mended, or why it is as it is. Titles are those of cases.
+# Known exceptions. The reasons say what exceeds the bound.
 _ONE_GROUP = "softmax of one row|layer norm of one row"
 _FEW_SETS = "group norm|group norm, backward|batch norm in training|batch norm, backward"
-_HALF_FULL = "rows that fill half of a device are divided no more; others into as many chunks each, a whole number"
-_FOUR_READS = "where 64 groups fill a device, each item has n / 4,096 elements, and reads up to 4 numbers for each"
-_PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
-_CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
-_BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
-_WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
-_OF_MASK = "attention, gradient of a mask, of a sixteenth"
-_PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
+_HALF_FULL = "rows that fill half of the device are not divided; otherwise all rows have the same number of chunks"
+_FOUR_READS = "where 64 groups fill the device, each work item reads up to 4 numbers for each of n / 4,096 elements"
+_PASSES = "statistics and result need two passes over data that do not fit the cache"
+_CHUNKS = "equal numbers of chunks per result leave 5 % of the device idle"
+_BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|nanmedian of a vector|topk.*"
+_WEIGHTS = "convolution, 3 × 3, 1/16 of the size, backward"
+_OF_MASK = "attention, gradient of a mask, 1/16 of the size"
+_PARTS = "columns are divided to fill half of the device, and 512 compute units need 8,192 groups"
 KNOWN: tuple[Known, ...] = (
-    Known(
-        "every second element", "traffic", "a sector has elements that are wanted and others, and is read as a whole"
-    ),
-    Known("padding by a constant", "traffic", "the whole result is filled before"),
-    Known("binary cross entropy", "traffic", "the input is read once more, to refuse numbers beyond 1"),
-    Known(
-        "sum of both ends of three", "fill", "chunks are a whole number for each result, which leaves 5 % of a device"
-    ),
-    Known("trace", "fill", "a diagonal has no more than √n elements"),
-    Known(
-        "variance of columns", "fill", "the second launch, over partial states of 4 numbers, has a team for each result"
-    ),
+    Known("every second element", "traffic", "sectors are read completely, and half of their elements are not used"),
+    Known("padding by a constant", "traffic", "the whole result is filled before the input is copied into it"),
+    Known("binary cross entropy", "traffic", "the input is read once more to check that values are between 0 and 1"),
+    Known("sum of outer dimensions", "fill", "equal numbers of chunks per result leave 5 % of the device idle"),
+    Known("trace", "fill", "a diagonal has only √n elements"),
+    Known("variance of columns", "fill", "the second launch combines partial states with one team per result"),
     Known(_ONE_GROUP, "traffic", _PASSES),
     Known("softmax of rows of 50,257", "fill", _HALF_FULL),
-    Known("softmax of rows of 50,257", "traffic", f"{_PASSES}; rows begin within a sector"),
+    Known("softmax of rows of 50,257", "traffic", f"{_PASSES}; rows are not aligned to sectors"),
     Known("group norm, backward", "fill", _CHUNKS),
     Known("group norm, backward|batch norm, backward|layer norm of rows, backward", "chain", _FOUR_READS),
     Known(_FEW_SETS, "traffic", _PASSES),
@@ -99,86 +93,90 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward",
         "traffic",
-        "where a group's share of the caches is 8 KiB, what the first pass over a row read is gone in the second",
+        "where a group's share of the caches is 8 KiB, the second pass over a row misses the cache",
     ),
     Known("softmax of columns", "traffic", _PASSES),
-    Known("renorm|weight norm", "traffic", "the norm is one launch, the product another: the operand is read twice"),
+    Known("renorm|weight norm", "traffic", "norm and product are separate launches, so the operand is read twice"),
     Known(
         "(cumsum|cumprod|cummax|logcumsumexp) of a vector",
         "chain",
-        "where 64 groups fill a device each has n / 64 elements, by turns of 64 work items",
+        "where 64 groups fill the device, each scans n / 64 elements with 64 work items",
     ),
     Known("(cumsum|cummax) of columns", "fill", _PARTS),
     Known(
         "cumsum of 4 columns",
         "fill",
-        "each column has 32,768 parts at most, whose sums one team scans: too few for 512 compute units",
+        "one team scans the sums of each column's parts, 32,768 at most: too few groups for 512 compute units",
     ),
     Known(
         "product of square matrices|linear layer|product of transposed matrices",
         "chain",
-        "a work item has 16 sums, and reads 8 numbers of local memory for them at each of the 2,048 steps",
+        "a work item computes 16 sums, and reads 8 numbers from local memory in each of 2,048 steps",
     ),
     Known(
         "product of square matrices|linear layer|product of transposed matrices",
         "fill",
-        "1,024 tiles of 64 × 64 are what there is; a target with 512 compute units wants as many again",
+        "there are 1,024 tiles of 64 × 64, and 512 compute units need twice as many",
     ),
     Known(
         "product of few rows of many columns",
         "chain",
-        "where 16 groups of 256 work items fill a device each has a 16th of the 262,144 products of a sum",
+        "where 16 groups of 256 work items fill the device, each computes 1/16 of the 262,144 products of a sum",
     ),
-    Known(r"adaptive_(avg|max)_pool2d\(7\)", "fill", "a work item has a result, and there are 3,136"),
+    Known(r"adaptive_(avg|max)_pool2d\(7\)", "fill", "each work item computes one result, and there are 3,136"),
     Known(r"adaptive_avg_pool2d\(1\)", "fill", _CHUNKS),
     Known(
         r"topk\(2\) of rows of 64",
         "fill",
-        "the last merge of the best 2 of each row has 4,096 groups, which is all it wants",
+        "the last merge of the top 2 of each row needs only 4,096 groups",
     ),
     Known(
-        _BY_DIGITS, "fill", "a chunk of a sort by digits has 4,096 elements or more, which are 4,096 groups at 64 MiB"
+        _BY_DIGITS, "fill", "chunks of a radix sort have at least 4,096 elements, which gives 4,096 groups at 64 MiB"
     ),
     Known(
-        _BY_DIGITS, "chain", "where 64 groups fill a device, one sorts n / 64 elements, 64 at a time, in local memory"
+        _BY_DIGITS, "chain", "where 64 groups fill the device, each sorts n / 64 elements in local memory, 64 at a time"
     ),
-    Known("ldexp.Tensor", "traffic", "2 to the power of the second operand is a launch of its own"),
-    Known("norms of lists", "fill", "each list is launches of its own, of 1,024 groups at 8 MiB"),
-    Known(_WEIGHTS, "fill", "3 tiles are of 512 parts at most, and parts of 2,304 results are added up in fours"),
+    Known("ldexp.Tensor", "traffic", "2 to the power of the second operand is a separate launch"),
+    Known("norms of lists", "fill", "each tensor has separate launches, of 1,024 groups at 8 MiB"),
+    Known(_WEIGHTS, "fill", "3 tiles have 512 parts at most, and the parts of 2,304 results are summed four at a time"),
     Known(
-        _WEIGHTS, "chain", "where 16 groups of 256 work items fill a device each has a 6th of a sum's 65,536 products"
+        _WEIGHTS, "chain", "where 16 groups of 256 items fill the device, each computes 1/6 of a sum's 65,536 products"
     ),
     Known(
         _OF_MASK,
         "chain",
-        "where 16 groups of 256 work items fill a device, one goes through a tile of scores of 64 heads",
+        "where 16 groups of 256 work items fill the device, each computes a tile of scores for all 64 heads",
     ),
-    Known(_OF_MASK, "fill", "64 heads of 256 rows, a sixteenth of the size, are too few for 512 compute units"),
+    Known(_OF_MASK, "fill", "64 heads of 256 rows, 1/16 of the size, are too few for 512 compute units"),
     Known(
         "attention of one query and 16,384 keys",
         "chain",
-        "where 640 groups fill a device, each has 400 keys, of which a work item has 4 at a time, each of 64 steps",
+        "where 640 groups fill the device, each has 400 keys; a work item computes 4 at a time, in 64 steps each",
     ),
-    Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
-    Known("smallest but 10 of rows", "fill", "merges of the best of each row have fewer work items each time"),
-    Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),
+    Known(
+        "Bernoulli numbers of given probabilities",
+        "traffic",
+        "probabilities are read once more to check that values are between 0 and 1",
+    ),
+    Known(r"kthvalue\(10\) of rows", "fill", "each merge of sorted runs has fewer work items"),
+    Known("hash of all", "fallbacks", "the operator needs float64, and falls back to the CPU on devices without it"),
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A measure of a case on a target that is beyond its bound."""
+    """A figure of a case on a target that exceeds its bound."""
 
     case: str
     target: str
     measure: str
     value: float
     bound: float
-    reason: str  # empty: not known
+    reason: str  # empty: no known exception
 
 
 def beyond(result: Mapping[str, Any]) -> list[Finding]:
-    """What of a worker's result is beyond its bounds; not what is wrong with it."""
+    """Return the exceeded bounds of a worker's result. Wrong results are not included."""
     found: list[tuple[str, float, float]] = []
     if result["fallbacks"]:
         found.append(("fallbacks", len(result["fallbacks"]), 0))

@@ -1,4 +1,4 @@
-"""All cases of the audit: the benchmark's, others that are for no timing, and those that schemas make."""
+"""All cases of the audit: those of benchmarks/kernels.py, others for the audit only, and those made from schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_backplane.audit.workloads import WORKLOADS, Workload
 
 @functools.cache
 def cases() -> dict[str, Workload]:
-    """By their titles."""
+    """Return all cases by title."""
     found = {one.title: one for one in (*WORKLOADS, *MORE)}
     assert len(found) == len(WORKLOADS) + len(MORE)
     return found | {one.title: one for one in pointwise.cases() if one.title not in found}

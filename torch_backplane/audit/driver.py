@@ -1,4 +1,4 @@
-"""A device of the audit for each target: the interpreter runs its launches, and observer.h counts them."""
+"""The audit's devices, one per target. The interpreter runs their launches, and observer.h counts memory accesses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_backplane.interpreter.library import Interpreter, integers
 from torch_backplane.kernels.modelled import Modelled
 
 # Which groups of a launch compute.
-ALL, SAMPLES, NONE = "all", "those that are looked at", "none"
+ALL, SAMPLES, NONE = "all", "sampled groups", "none"
 
 LANGUAGE = CudaCpp()
 
@@ -34,7 +34,7 @@ class _Operand(ctypes.Structure):
     _fields_: ClassVar = [("sectors", ctypes.c_double), *integers("first", "last", "samples")]
 
 
-# Figures of a launch that are as observer.h has them.
+# Fields of a launch that are copied from observer.h's summary.
 _COUNTS = ("group", "groups", "sampled", "chain", "chain_global", "barriers", "divergent")
 _SUMS = (
     *("accesses", "local_accesses", "requests", "sectors", "least_sectors"),
@@ -53,8 +53,12 @@ class _Summary(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """Memory that a launch was given: bytes that were moved for it, and from its first to its last that was touched;
-    `by_all` says that each of the groups that were looked at did, so that these are the first and last of all groups.
+    """An operand of a launch.
+
+    Args:
+        bytes: moved from or to it.
+        extent: bytes from the first sector that was accessed to the last.
+        by_all: whether every sampled group accessed it. The extent then holds for all groups.
     """
 
     bytes: float
@@ -64,16 +68,19 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launch did; numbers are of all groups, as far as those that were looked at tell.
+    """The counts of a launch. Sums are extrapolated from the sampled groups to all groups.
 
     Args:
-        kernel: its entry point; "copy" and "fill" are the device's own, of `bytes` read and written.
-        groups, group: how many, and their work items.
-        chain: accesses to memory that one item does one after another, with those of items that it waits for;
-            chain_global those of them to device memory.
-        divergent: groups with a barrier that some items do not get to.
-        sectors, least_sectors: that warps touch at once, and the fewest for as many different bytes.
-        local_turns, least_local_turns: that local memory takes for what warps touch at once, and the fewest.
+        kernel: its entry point; "copy or fill" for one by the device, of `bytes` read and written.
+        groups, group: number of work groups, and of work items in each.
+        sampled: number of groups whose accesses were recorded.
+        chain: memory accesses that one work item makes one after another, including those of work items that it waits
+            for; chain_global is the number of these to device memory.
+        divergent: groups with a barrier that some work items do not reach.
+        requests: accesses of warps to device memory.
+        sectors, least_sectors: sectors that these access, and the minimum for the same bytes.
+        local_turns, least_local_turns: cycles of local memory for accesses of warps, and the minimum without bank
+            conflicts.
     """
 
     kernel: str
@@ -98,7 +105,7 @@ class Launch:
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """With the audit's observer; one for all devices, so that each text is built once."""
+    """Return the interpreter with the audit's observer. All devices share it, so that each kernel is compiled once."""
     which = ctypes.c_uint64
     prototypes = {
         "audit_set": (None, [ctypes.POINTER(_Settings)]),
@@ -113,12 +120,12 @@ def interpreter() -> Interpreter:
 
 
 def _sectors(first: int, last: int) -> int:
-    """From the one that has the address `first` to that which ends at `last` or behind it."""
+    """Return the number of sectors that contain the bytes in [first, last)."""
     return -(-last // SECTOR_BYTES) - first // SECTOR_BYTES
 
 
 class AuditDevice(InterpreterDevice):
-    """Of the size that it likes."""
+    """A device with the properties of a target, whose launches are counted."""
 
     def __init__(self, modelled: Modelled) -> None:
         target = modelled.target
@@ -135,13 +142,13 @@ class AuditDevice(InterpreterDevice):
         )
         super().__init__(interpreter(), properties)
 
-    # What the audit asks of it.
+    # Methods for the audit.
 
     def set(self, *, counts: bool, computes: str = ALL) -> None:
-        """Whether launches are counted, from now on; and which of their groups compute."""
+        """Set whether launches are counted, and which of their groups compute, and forget earlier counts."""
         target = self.modelled.target
         settings = _Settings(
-            # Items of a device that says nothing of warps are taken for those of warps of 32.
+            # For a target without subgroups, warps of 32 are assumed.
             subgroup=target.subgroup_size if target.subgroup_size > 1 else 32,
             sector=SECTOR_BYTES,
             cache_sectors=cache_bytes(target) // SECTOR_BYTES,
@@ -155,7 +162,7 @@ class AuditDevice(InterpreterDevice):
 
     @contextmanager
     def watched(self, computes: str = ALL) -> Iterator[Callable[[], list[Launch]]]:
-        """Counts the launches within; what is given returns them."""
+        """Count the launches in a `with` block. Yields a function that returns them after the block."""
         found: list[Launch] = []
         self.set(counts=True, computes=computes)
         try:

@@ -1,6 +1,6 @@
-"""What the audit makes of launches: how much memory is moved, how long that takes at best, and whether all is busy.
+"""The audit's model of a GPU: bytes moved, time, and how full the device is.
 
-Constants of the model are here, each with its source, or said to be assumed.
+Each constant has its source here, or is marked as assumed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from torch_backplane.audit.driver import Launch
 
 # NVIDIA's CUDA C++ Best Practices Guide, «Coalesced Access to Global Memory»: as many 32-byte transactions as a warp's
-# accesses need. Assumed of all targets: others move lines of 64 or 128 bytes, which only makes dearer what is not
-# coalesced.
+# accesses need. Assumed for all targets. Some move lines of 64 or 128 bytes, which makes uncoalesced accesses slower
+# still.
 SECTOR_BYTES = 32
-# CUDA C++ Best Practices Guide, «Shared Memory and Memory Banks»: 32 banks of 32 bits. AMD's RDNA has as many
-# («RDNA Performance Guide», LDS). Assumed of the others.
+# CUDA C++ Best Practices Guide, «Shared Memory and Memory Banks»: 32 banks of 32 bits. AMD's RDNA has the same number
+# («RDNA Performance Guide», LDS). Assumed for the other targets.
 LOCAL_BANKS = 32
-# Assumed: what a group finds again in the first cache, first in first out. An RTX 4090 has 128 KiB for as many as 24
-# groups of 64 items of a compute unit, RDNA 3 32 KiB for two units, Mali 16 KiB for a core.
+# Assumed: a group's share of the first-level cache, which replaces first in, first out. An RTX 4090 has 128 KiB for up
+# to 24 groups of 64 work items on a compute unit, RDNA 3 has 32 KiB for two units, and Mali 16 KiB per core.
 FIRST_CACHE_BYTES = 8 << 10
-# Assumed: the share of the last cache (`Target.cache_bytes`) in which an operand that all groups read stays.
+# Assumed: an operand that all groups read stays in the last-level cache if it fits this share of `Target.cache_bytes`.
 SHARED_CACHE_SHARE = 0.5
-# Assumed. Measured latencies of memory are from 200 to 500 ns («Dissecting the NVIDIA Volta GPU Architecture via
-# Microbenchmarking», arXiv 1804.06826; of local memory 20 to 30 cycles), and several of a chain's accesses are under
-# way at once.
+# Assumed time of an access in a chain. Measured memory latencies are 200 to 500 ns («Dissecting the NVIDIA Volta GPU
+# Architecture via Microbenchmarking», arXiv 1804.06826; for local memory 20 to 30 cycles), but several accesses of a
+# chain overlap.
 GLOBAL_SECONDS = 100e-9
 LOCAL_SECONDS = 15e-9
 LAUNCH_SECONDS = 5e-6
@@ -37,24 +37,24 @@ LAUNCH_SECONDS = 5e-6
 SMALL_LAUNCH = 0.05
 
 SAMPLED_GROUPS = 16
-MOST_RECORDS = 1 << 19  # accesses of a sampled group that are kept; the rest is taken for the same
+MOST_RECORDS = 1 << 19  # accesses recorded per sampled group; the others are extrapolated from these
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of an operator at a size on a target.
+    """The figures of an operator with operands of one size on one target.
 
     Args:
-        launches: of kernels, and the device's own copies and fills.
-        groups, items: of the launch that moves the most.
-        fill: of compute units with as many groups as keep them busy, in that of the launches that move anything to
-            speak of that has the fewest. 1 and more: the device is full. Of an operator that was run with less than was
-            asked for, that of the launches that there would be.
-        chain: the longest of any launch.
-        traffic: bytes moved beside the least.
-        coalescing: sectors that warps touch at once beside the fewest for as many bytes.
-        conflicts: turns of local memory beside the fewest.
-        seconds, ideal_seconds: by the roofline of this model, and by the least bytes alone.
+        launches: number of kernel launches, and of copies and fills by the device.
+        groups, items: work groups and work items of the launch that moves the most bytes.
+        fill: work groups relative to the number that keeps the device busy (`fill`), of the launch with the fewest;
+            launches below SMALL_LAUNCH do not count. From 1 on, the device is full. If the operator ran at a smaller
+            size than requested, this is for the launches at the requested size.
+        chain: the longest chain of accesses (`Launch.chain`) of any launch.
+        traffic: bytes moved, relative to the minimum.
+        coalescing: sectors that the accesses of warps touch, relative to the minimum for the same bytes.
+        conflicts: cycles of local memory, relative to the minimum without bank conflicts.
+        seconds, ideal_seconds: modelled time, and the time of one launch that moves the minimum.
     """
 
     launches: int
@@ -76,14 +76,14 @@ class Figures:
 
 
 def cache_bytes(target: Target) -> int:
-    """What a group finds again of what it had: in the first cache, or in its share of the last one where as many groups
-    run as fill the device.
+    """Return the cache size of a group: its share of the first-level cache, or if larger, of the last-level cache
+    divided among as many groups as fill the device.
     """
     return max(FIRST_CACHE_BYTES, target.cache_bytes // target.enough_groups)
 
 
 def moved(launch: Launch, modelled: Modelled) -> float:
-    """Bytes that a launch moves: what its groups do, but of what fits the shared cache no byte twice."""
+    """Return the bytes that a launch moves. Operands that all groups use and that fit the shared cache move once."""
     most = modelled.target.cache_bytes * SHARED_CACHE_SHARE
     operands = (
         min(one.bytes, one.extent) if one.by_all and one.extent <= most else one.bytes for one in launch.operands
@@ -92,16 +92,18 @@ def moved(launch: Launch, modelled: Modelled) -> float:
 
 
 def fill(launch: Launch, modelled: Modelled) -> float:
-    """How much of the device a launch keeps busy: its groups beside `Target.enough_groups`, larger ones as several of
-    `Target.group_size`.
+    """Return the groups of a launch, relative to `Target.enough_groups`, the number that keeps the device busy.
+
+    A group larger than `Target.group_size` counts as several.
     """
     target = modelled.target
     return launch.groups * max(1.0, launch.group / target.group_size) / target.enough_groups
 
 
 def seconds(launch: Launch, modelled: Modelled) -> float:
-    """Of the launch, and of memory or of the longest chain, whichever takes longer. A compute unit has its share of the
-    memory's speed, and no more.
+    """Return the modelled time: launch overhead, plus the time of memory or of the longest chain, whichever is longer.
+
+    A compute unit cannot use more than its share of the memory bandwidth.
     """
     share = 1.0 if launch.groups == 0 else min(1.0, launch.groups / modelled.target.compute_units)
     streaming = moved(launch, modelled) / (modelled.bytes_per_second * share)
@@ -110,14 +112,19 @@ def seconds(launch: Launch, modelled: Modelled) -> float:
 
 
 def _large(launches: Sequence[Launch], modelled: Modelled) -> list[Launch]:
-    """Those of kernels that move anything to speak of."""
+    """Return the kernel launches that move at least SMALL_LAUNCH of all bytes."""
     bytes_ = [moved(one, modelled) for one in launches]
     least = SMALL_LAUNCH * sum(bytes_)
     return [one for one, size in zip(launches, bytes_, strict=True) if size >= least and one.groups]
 
 
 def fill_of_planned(launches: Sequence[Launch], planned: Sequence[Launch], modelled: Modelled) -> float:
-    """The fill of an operator of which `launches` were measured with less, and `planned` would be done."""
+    """Return the fill at the requested size.
+
+    Args:
+        launches: measured at a smaller size.
+        planned: at the requested size, where no group computed.
+    """
     large = _large(launches, modelled)
     if [one.kernel for one in launches] == [one.kernel for one in planned]:
         chosen = [other for one, other in zip(launches, planned, strict=True) if any(one is each for each in large)]
@@ -128,7 +135,16 @@ def fill_of_planned(launches: Sequence[Launch], planned: Sequence[Launch], model
 
 
 def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) -> Figures:
-    """Of the launches of an operator whose operands and results have `least_bytes`. ValueError where there is none."""
+    """Compute the figures of an operator.
+
+    Args:
+        launches: the operator's launches.
+        modelled: the target.
+        least_bytes: bytes of its operands and results, the minimum to move.
+
+    Raises:
+        ValueError: there are no launches.
+    """
     if not launches:
         raise ValueError("nothing was launched")
     bytes_ = [moved(one, modelled) for one in launches]

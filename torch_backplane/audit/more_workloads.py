@@ -1,4 +1,4 @@
-"""Operators that benchmarks/kernels.py does not time, for the audit."""
+"""Cases for the audit only, of operators that benchmarks/kernels.py does not time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def case(family: str, title: str, make: Make) -> None:
 
 
 def on(shape: Any, call: Any) -> Make:
-    """A call of random numbers of shape(n)."""
+    """Return a `make` that calls `call` with random numbers of shape(n)."""
 
     def make(device: torch.device, n: int) -> Body:
         x = rand(device, *shape(n))
@@ -34,12 +34,13 @@ def on(shape: Any, call: Any) -> Make:
 
 
 def gradient(shape: Any, call: Any) -> Make:
-    """The backward pass of a call of random numbers of shape(n)."""
+    """Return a `make` that runs the backward pass of `call` with random numbers of shape(n)."""
 
     def make(device: torch.device, n: int) -> Body:
         x = rand(device, *shape(n)).requires_grad_()
         result = call(x)
-        # Of ones, gradients of sums that are always the same are only rounding; so are those of norms, of x itself.
+        # Not ones: where the sum of the results is constant (softmax), all gradients would be 0 but for rounding. Not x
+        # either, for which the same holds with norms.
         grad = rand(device, *result.shape).square()
         return lambda: torch.autograd.grad(result, x, grad, retain_graph=True)
 
@@ -83,9 +84,9 @@ for name, call in {
     "norm of all": lambda x: torch.linalg.vector_norm(x),
     "variance of all": lambda x: x.var(),
     "logsumexp of all": lambda x: x.logsumexp(0),
-    "smallest and largest of all": lambda x: torch.aminmax(x),
-    "numbers that are not 0": lambda x: torch.count_nonzero(x),
-    "are all equal": lambda x: torch.equal(x, x),
+    "aminmax of all": lambda x: torch.aminmax(x),
+    "count_nonzero of all": lambda x: torch.count_nonzero(x),
+    "equality of all": lambda x: torch.equal(x, x),
     "mean squared error": lambda x: F.mse_loss(x, x),
     "Huber loss": lambda x: F.huber_loss(x, x),
     "smooth L1 loss": lambda x: F.smooth_l1_loss(x, x),
@@ -98,20 +99,20 @@ for name, call in {
     case("reductions", name, on(vector, call))
 for name, call in {
     "amax of rows": lambda x: x.amax(1),
-    "maximum of rows, with places": lambda x: x.max(1),
+    "maximum of rows, with indices": lambda x: x.max(1),
     "logsumexp of rows": lambda x: x.logsumexp(1),
     "norm of rows": lambda x: torch.linalg.vector_norm(x, dim=1),
     "product of columns": lambda x: x.prod(0),
     "variance of columns": lambda x: x.var(0),
     "argmin of columns": lambda x: x.argmin(0),
-    "minimum of columns, with places": lambda x: x.min(0),
+    "minimum of columns, with indices": lambda x: x.min(0),
 }.items():
     case("reductions", name, on(rows, call))
 case("reductions", "sum of rows of 64", on(tall, lambda x: x.sum(1)))
 case("reductions", "sum of rows of 4", on(few_columns, lambda x: x.sum(1)))
 case("reductions", "sum of 4 columns", on(few_columns, lambda x: x.sum(0)))
-case("reductions", "sum of the middle of three", on(lambda n: (max(1, n // 4096), 64, 64), lambda x: x.sum(1)))
-case("reductions", "sum of both ends of three", on(lambda n: (max(1, n // 4096), 64, 64), lambda x: x.sum((0, 2))))
+case("reductions", "sum of a middle dimension", on(lambda n: (max(1, n // 4096), 64, 64), lambda x: x.sum(1)))
+case("reductions", "sum of outer dimensions", on(lambda n: (max(1, n // 4096), 64, 64), lambda x: x.sum((0, 2))))
 case("reductions", "trace", on(square, lambda x: x.trace()))
 
 
@@ -141,9 +142,9 @@ for name, shape, call in (
     ("upper triangle", square, lambda x: x.triu()),
     ("every second element", vector, lambda x: x[::2].contiguous()),
     ("every second row", rows, lambda x: x[::2].contiguous()),
-    ("channels to the end", images, lambda x: x.permute(0, 2, 3, 1).contiguous()),
-    ("heads to the front", lambda n: (max(1, n // (64 * 8)), 8, 64), lambda x: x.transpose(0, 1).contiguous()),
-    ("an expanded row", lambda n: (ROW,), lambda x: x.expand(4096, ROW).contiguous()),
+    ("copy to channels last", images, lambda x: x.permute(0, 2, 3, 1).contiguous()),
+    ("copy to heads first", lambda n: (max(1, n // (64 * 8)), 8, 64), lambda x: x.transpose(0, 1).contiguous()),
+    ("copy of an expanded row", lambda n: (ROW,), lambda x: x.expand(4096, ROW).contiguous()),
     ("repeat of rows", tall, lambda x: x.repeat(2, 2)),
     ("cat of 2, by columns", tall, lambda x: torch.cat([x, x], 1)),
     ("stack of 2, by elements", vector, lambda x: torch.stack([x, x], 1)),
@@ -152,17 +153,17 @@ for name, shape, call in (
     ("channel shuffle", images, lambda x: torch.channel_shuffle(x, 4)),
     ("padding by a constant", images, lambda x: F.pad(x, (2, 2, 2, 2))),
     ("fill", vector, lambda x: x.fill_(3)),
-    ("masks of numbers", vector, lambda x: x.masked_fill(x > 2, 1.0)),
-    ("a complex number of two", vector, lambda x: torch.complex(x, x)),
-    ("int64 of float32", vector, lambda x: x.long()),
-    ("bool of float32", vector, lambda x: x.bool()),
-    ("blocks of a diagonal", rows, lambda x: torch.diag_embed(x[:, :64])),
+    ("masked_fill by a comparison", vector, lambda x: x.masked_fill(x > 2, 1.0)),
+    ("complex of two operands", vector, lambda x: torch.complex(x, x)),
+    ("float32 to int64", vector, lambda x: x.long()),
+    ("float32 to bool", vector, lambda x: x.bool()),
+    ("diag_embed of rows", rows, lambda x: torch.diag_embed(x[:, :64])),
 ):
     case("copies", name, on(shape, call))
 case("copies", "arange", lambda device, n: lambda: torch.arange(n, device=device))
 case("copies", "linspace", lambda device, n: lambda: torch.linspace(0, 1, n, device=device))
 case("copies", "eye", lambda device, n: lambda: torch.eye(math.isqrt(n), device=device))
-case("copies", "places of a lower triangle", lambda device, n: lambda: torch.tril_indices(*square(n), device=device))
+case("copies", "indices of a lower triangle", lambda device, n: lambda: torch.tril_indices(*square(n), device=device))
 
 
 # Sorting and compaction
@@ -172,9 +173,9 @@ for name, shape, call in (
     ("sort of rows of 64", tall, lambda x: x.sort(1)),
     ("sort, descending", vector, lambda x: x.sort(descending=True)),
     ("topk(100) of a vector", vector, lambda x: x.topk(100)),
-    ("smallest but 10 of rows", rows, lambda x: x.kthvalue(10, 1)),
+    ("kthvalue(10) of rows", rows, lambda x: x.kthvalue(10, 1)),
     ("median of rows", rows, lambda x: x.median(1)),
-    ("median without NaN", vector, lambda x: x.nanmedian()),
+    ("nanmedian of a vector", vector, lambda x: x.nanmedian()),
 ):
     case("sorting", name, on(shape, call))
 
@@ -188,9 +189,9 @@ def _whole_of(most: int, call: Any) -> Make:
 
 
 case("sorting", "sort of int8", _whole_of(100, lambda x: x.to(torch.int8).sort()))
-case("sorting", "unique of as many", _whole_of(1 << 40, lambda x: x.unique()))
+case("sorting", "unique of distinct values", _whole_of(1 << 40, lambda x: x.unique()))
 case("sorting", "unique, with counts and inverse", _whole_of(1000, lambda x: x.unique(False, True, True)))
-case("compaction", "unique ones of neighbours", _whole_of(2, lambda x: x.unique_consecutive()))
+case("compaction", "consecutive unique values", _whole_of(2, lambda x: x.unique_consecutive()))
 case("compaction", "nonzero of rows", on(rows, lambda x: (x > 0.5).nonzero()))
 
 
@@ -215,8 +216,9 @@ case("compaction", "repeat_interleave", _repeat_interleave)
 
 
 def _by_index(call: Any, distinct: bool = False) -> Make:
-    """A call of a vector, places in it and numbers for them. Where what is written to one place twice would be
-    anybody's, they have to be distinct.
+    """Return a `make` that calls `call` with a vector, indices into it, and values for them.
+
+    Indices must be distinct if the order of writes to the same element is unspecified.
     """
 
     def make(device: torch.device, n: int) -> Body:
@@ -232,7 +234,7 @@ for name, call in {
     "take": lambda x, index, y: x.take(index),
     "index of a vector": lambda x, index, y: x[index],
     "put_": lambda x, index, y: x.put_(index, y),
-    "index_put, added up": lambda x, index, y: x.index_put_((index,), y, accumulate=True),
+    "index_put with accumulate": lambda x, index, y: x.index_put_((index,), y, accumulate=True),
     "scatter": lambda x, index, y: x.scatter(0, index, y),
     "scatter_add": lambda x, index, y: x.scatter_add(0, index, y),
     "scatter_reduce by amax": lambda x, index, y: x.scatter_reduce(0, index, y, "amax"),
@@ -246,7 +248,7 @@ for name, call in {
 
 
 def _of_rows(call: Any, size: int = ROW) -> Make:
-    """A call of rows, places of as many rows, and rows for them."""
+    """Return a `make` that calls `call` with rows, indices of rows, and rows for these indices."""
 
     def make(device: torch.device, n: int) -> Body:
         shape = rows(n, size)
@@ -268,7 +270,7 @@ for name, call in {
 
 def _index_copy(device: torch.device, n: int) -> Body:
     x, y = rand(device, *rows(n)), rand(device, *rows(n))
-    index = torch.arange(x.shape[0]).flip(0).to(device)  # none twice, whose order would be anybody's
+    index = torch.arange(x.shape[0]).flip(0).to(device)  # distinct: the order of writes is unspecified
     return lambda: x.index_copy(0, index, y)
 
 
@@ -346,7 +348,7 @@ _POOLS: dict[str, tuple[Any, Any]] = {
     "upsampling, bicubic": (lambda n: images(n // 4), lambda x: F.interpolate(x, scale_factor=2, mode="bicubic")),
     "upsampling, trilinear": (lambda n: volumes(n // 8), lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
     "upsampling, nearest": (lambda n: images(n // 4), lambda x: F.interpolate(x, scale_factor=2)),
-    "upsampling of lines": (
+    "upsampling, linear, 1d": (
         lambda n: (4, 64, max(2, n // 512)),
         lambda x: F.interpolate(x, scale_factor=2, mode="linear"),
     ),
@@ -400,10 +402,10 @@ for name, call, shapes in (
     ("outer product added", lambda x, y: torch.addr(x, y[0], y[1]), (square, square)),
     ("cross products", lambda x, y: torch.linalg.cross(x, y), (lambda n: (n // 3, 3), lambda n: (1, 3))),
     ("distances", lambda x: torch.cdist(x, x), (lambda n: (max(2, math.isqrt(n)), 32),)),
-    ("distances by sums", lambda x: torch.cdist(x, x, p=1.0), (lambda n: (max(2, math.isqrt(n)), 32),)),
+    ("distances of order 1", lambda x: torch.cdist(x, x, p=1.0), (lambda n: (max(2, math.isqrt(n)), 32),)),
     ("distances of pairs", lambda x: torch.pdist(x), (lambda n: (max(2, math.isqrt(n)), 32),)),
     (
-        "convolution of lines, 7",
+        "1d convolution, 7",
         lambda x: F.conv1d(x, x[:1, :16, :7].expand(16, 16, 7), padding=3),
         (lambda n: (4, 16, max(8, n // 64)),),
     ),
@@ -426,11 +428,11 @@ def _convolution_backward(device: torch.device, n: int) -> Body:
     return backward(F.conv2d(x, weight, padding=1), x, weight)
 
 
-case("products", "convolution, 3 × 3, of a sixteenth, backward", _convolution_backward)
+case("products", "convolution, 3 × 3, 1/16 of the size, backward", _convolution_backward)
 
 
 def _heads(device: torch.device, n: int, most: int) -> list[torch.Tensor]:
-    """query, key and value of n elements, in heads of 64, of up to `most` places."""
+    """Return query, key and value with n elements each, in heads of 64, with sequences of up to `most` tokens."""
     length = min(most, max(16, n // 512))
     return [rand(device, max(1, n // (512 * length)), 8, length, 64) for _ in range(3)]
 
@@ -455,11 +457,11 @@ def _one_query(device: torch.device, n: int) -> Body:
 
 
 case("products", "attention with dropout, heads of 64", _with_dropout)
-case("products", "attention, gradient of a mask, of a sixteenth", _mask_backward)
+case("products", "attention, gradient of a mask, 1/16 of the size", _mask_backward)
 case("products", "attention of one query and 16,384 keys", _one_query)
 
 
-# Fourier transforms, of half as many complex numbers: in local memory, by passes, of a prime length by a convolution
+# Fourier transforms of n / 2 complex numbers: in local memory, in several passes, and of a prime length by convolution
 
 
 def _turned(length: int) -> Make:
@@ -477,7 +479,7 @@ case("transforms", "Fourier transform of real rows of 1,000", on(lambda n: (n //
 case("transforms", "Fourier transform of images of 64 × 64", on(lambda n: (n // 4096, 64, 64), torch.fft.rfft2))
 
 
-# Candidates, each one forced: "usual" is what is chosen untuned
+# Candidates, each forced. "usual" is the one that is chosen without tuning.
 
 
 def _by_form(family: str, form: str, make: Make) -> Make:
@@ -519,7 +521,7 @@ for name, shape in PRODUCTS.items():
 
 
 def _layer(channels: int, side: int) -> Make:
-    """A convolution of images with n elements in all, to as many channels as they have."""
+    """Return a `make` for a 3 × 3 convolution of images with n elements in total, which keeps the channels."""
 
     def make(device: torch.device, n: int) -> Body:
         x = rand(device, max(1, n // (channels * side * side)), channels, side, side)
@@ -535,11 +537,14 @@ for channels, side in ((16, 112), (64, 56), (256, 14)):
         case("candidates", f"{name}: {form}", _by_form("convolutions", form, _layer(channels, side)))
 
 
-# Steps of recurrent layers: states of a quarter of n elements, so that the widest operands have n
+# Steps of recurrent layers. States have n / 4 elements, so that the widest operands have n.
 
 
 def _step(call: Any, outputs: tuple[int, ...], inputs: tuple[int, ...], gates: int) -> Make:
-    """A call of outputs and inputs that have so many times the columns of the state, and of two biases of all gates."""
+    """Return a `make` for a step of a recurrent layer.
+
+    `outputs` and `inputs` are the widths of the operands, relative to the state's. There are two biases for all gates.
+    """
 
     def make(device: torch.device, n: int) -> Body:
         batch, hidden = rows(n // 4)
@@ -573,12 +578,12 @@ for name, call, outputs, inputs, gates in (
 for name, call in {
     "uniform numbers": lambda x: x.uniform_(),
     "exponential numbers": lambda x: x.exponential_(),
-    "Cauchy's numbers": lambda x: x.cauchy_(),
+    "Cauchy numbers": lambda x: x.cauchy_(),
     "log-normal numbers": lambda x: x.log_normal_(),
     "geometric numbers": lambda x: x.geometric_(0.5),
-    "whole random numbers": lambda x: x.random_(0, 100),
-    "coins": lambda x: x.bernoulli_(0.5),
-    "coins of probabilities": lambda x: torch.bernoulli(x),
+    "random integers": lambda x: x.random_(0, 100),
+    "Bernoulli numbers": lambda x: x.bernoulli_(0.5),
+    "Bernoulli numbers of given probabilities": lambda x: torch.bernoulli(x),
     "randomized leaky ReLU": lambda x: F.rrelu(x, training=True),
 }.items():
     case("random", name, on(vector, call))

@@ -1,4 +1,4 @@
-// Counts what launches do with memory: an observer of the interpreter (interpreter/interpreter.h).
+// Counts memory accesses of launches: an observer of the interpreter (interpreter/interpreter.h).
 
 #pragma once
 
@@ -14,45 +14,45 @@
 namespace observer {
 namespace {
 
-// --- what Python sees: driver.py has the same structures -------------------------------------------------------------
+// --- interface to Python: driver.py declares the same structures -----------------------------------------------------
 
 constexpr int kMostOperands = 64;
 
 struct Settings {
   uint64_t subgroup;       // work items of a warp
-  uint64_t sector;         // bytes that memory moves at least
-  uint64_t cache_sectors;  // how many a group finds again that it had before
-  uint64_t banks;          // of local memory, 4 bytes each
-  uint64_t samples;        // groups of a launch that are looked at
-  uint64_t most_records;   // accesses of such a group
+  uint64_t sector;         // bytes of a sector, the unit in which memory is moved
+  uint64_t cache_sectors;  // sectors in the cache of a group
+  uint64_t banks;          // of local memory, 4 bytes wide
+  uint64_t samples;        // number of sampled groups of a launch
+  uint64_t most_records;   // maximum number of accesses recorded per sampled group
   uint64_t counts;         // whether anything is counted; if not, launches only compute
-  uint64_t computes;       // which groups do: all (0), those that are looked at (1), none (2)
+  uint64_t computes;       // groups that run: all (0), sampled ones (1), none (2)
 };
 
 struct Operand {
-  double sectors;  // moved, all groups together
-  uint64_t first;  // addresses that were touched
-  uint64_t last;
-  uint64_t samples;  // groups that did, of those that were looked at
+  double sectors;  // moved by all groups together
+  uint64_t first;  // address of the first byte that was accessed
+  uint64_t last;   // address behind the last byte that was accessed
+  uint64_t samples;  // sampled groups that accessed it
 };
 
 struct Summary {
-  uint64_t kernel;  // its number; 0: a copy, or a fill, of `bytes`
+  uint64_t kernel;  // its number; 0: a copy or a fill of `bytes`
   uint64_t bytes;
-  uint64_t group;  // work items
+  uint64_t group;  // work items of a group
   uint64_t groups;
   uint64_t sampled;
-  uint64_t chain;         // accesses of one item, one after another, and of those it waits for
-  uint64_t chain_global;  // those of them to device memory
-  uint64_t barriers;      // of a group, at most
-  uint64_t divergent;     // groups with a barrier that some items do not get to
-  double accesses;        // of items to device memory, and to local memory; all groups together
+  uint64_t chain;         // accesses of one item one after another, including those of items that it waits for
+  uint64_t chain_global;  // accesses of the chain to device memory
+  uint64_t barriers;      // maximum of all groups
+  uint64_t divergent;     // groups with a barrier that some items do not reach
+  double accesses;        // of items to device memory; the sums from here on are for all groups
   double local_accesses;
-  double requests;       // of warps to device memory
-  double sectors;        // that these touch, and the least for as many bytes
-  double least_sectors;
-  double local_turns;    // that local memory takes for what warps want of it, and the least
-  double least_local_turns;
+  double requests;       // accesses of warps to device memory
+  double sectors;        // accessed by these requests
+  double least_sectors;  // minimum for the same bytes
+  double local_turns;    // cycles of local memory for the accesses of warps
+  double least_local_turns;  // minimum without bank conflicts
   uint64_t operands;
   Operand operand[kMostOperands];
 };
@@ -61,10 +61,10 @@ struct Summary {
 
 struct Record {
   uint64_t address;
-  uint64_t time;  // the phase (between barriers), and the number of the access in it
+  uint64_t time;  // phase (upper 32 bits), and number of the item's access since its last barrier or shuffle
   uint32_t item;
   uint32_t instruction;
-  uint32_t repetition;  // how often the item came there before
+  uint32_t repetition;  // how often the item executed the instruction before
   uint8_t size;
   bool local;
 };
@@ -74,23 +74,23 @@ std::vector<Summary> summaries;
 std::vector<Record> records;
 
 Summary summary;  // of the launch
-uint64_t item_global = 0, item_local = 0;  // accesses of the item since it got past a barrier
-uint64_t phase = 0;                        // of the group: barriers that it got past
+uint64_t item_global = 0, item_local = 0;  // accesses of the item since it last started or resumed
+uint64_t phase = 0;                        // of the group: number of barriers that it passed
 bool recording = false;
-uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
+uint64_t group_accesses = 0, group_local = 0;  // all accesses of a sampled group, recorded or not
 Operand operands[kMostOperands];               // of the launch
-uint64_t touched = 0;                          // which of them the group has, a bit for each
-std::vector<uint64_t> phase_accesses[2];       // the same by phase: to device memory, to local memory
-uint64_t most_global = 0, most_local = 0;      // accesses of an item between two barriers that are recorded
-uint64_t recorded[2] = {0, 0};                 // of the group
+uint64_t touched = 0;                          // bit mask of the operands that the group accessed
+std::vector<uint64_t> phase_accesses[2];       // all accesses by phase: to device memory, to local memory
+uint64_t most_global = 0, most_local = 0;      // maximum numbers of accesses recorded per item in a phase
+uint64_t recorded[2] = {0, 0};                 // accesses recorded in the group: to device memory, to local memory
 bool diverged = false;
 
 struct Longest {
   uint64_t total = 0, global = 0;
 };
-Longest chain, of_phase;  // of the group, and of an item since the last barrier
+Longest chain, of_phase;  // of the group, and of an item since the last barrier or shuffle
 
-// Operand by address: the last one that begins before it. (beginning, number)
+// (begin, number) of each operand, sorted. An address belongs to the last operand that begins at or before it.
 using Operands = std::vector<std::pair<uint64_t, int>>;
 Operands operands_by_address;
 
@@ -105,7 +105,7 @@ int operand_of(uint64_t address) {
   return found;
 }
 
-// Which operand an instruction had the last time, and most likely has again.
+// Cache by instruction: the operand that it last accessed, and will probably access again.
 uint8_t recent[256];
 
 inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) {
@@ -119,7 +119,7 @@ inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) 
   touched |= uint64_t{1} << known;
 }
 
-constexpr uint64_t kMostBytes = 16;  // that an instruction moves
+constexpr uint64_t kMostBytes = 16;  // moved by one instruction
 
 template <Access access>
 inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
@@ -128,7 +128,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
   }
   const bool local = address - launch.kernel->local_begin < launch.kernel->local_end - launch.kernel->local_begin;
   if (!local && !in_arena(address)) {
-    return;  // the item's own, or a table in the kernel
+    return;  // the item's stack, or a constant of the kernel
   }
   if (local) {
     ++item_local;
@@ -140,7 +140,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
     if (!local) {
       note_operand(address, size, instruction);
     }
-    // Of each item as many between two barriers, so that those of a warp are there together.
+    // Records the same number of accesses for each item in a phase, so that the accesses of a warp are complete.
     if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
       ++recorded[local];
       records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
@@ -149,9 +149,9 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
   }
 }
 
-// --- groups and items -------------------------------------------------------------------------------------------------
+// --- groups and items ------------------------------------------------------------------------------------------------
 
-// A quarter of what is left of a budget for each phase: there may be many.
+// Each phase gets a quarter of the remaining budget of records, since the number of phases is unknown.
 void phase_begins() {
   const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
   most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / launch.group_items);
@@ -206,7 +206,7 @@ void compute(uint64_t number) {
   }
 }
 
-// --- what a sampled group did -----------------------------------------------------------------------------------------
+// --- evaluation of a sampled group -----------------------------------------------------------------------------------
 
 struct Event {
   uint64_t time;
@@ -250,7 +250,7 @@ void look_at_records(double weight) {
   if (records.empty()) {
     return;
   }
-  // What was recorded of a phase stands for all of it; of phases that were not, those that were.
+  // Recorded accesses are extrapolated to their phase, and recorded phases to all phases.
   std::vector<uint64_t> of_phase[2];
   double group_weight[2];
   for (const bool local : {false, true}) {
@@ -311,7 +311,8 @@ void look_at_records(double weight) {
       events.push_back({time, one, weight});
     }
   }
-  // In lockstep: by time. A sector is found in the cache if not more than that many came after it.
+  // Items run in lockstep, so accesses are sorted by time. A sector hits the cache if at most cache_sectors accesses came
+  // since its last one.
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.time < b.time; });
   std::unordered_map<uint64_t, uint64_t> seen;
   for (uint64_t number = 0; number < events.size(); ++number) {
@@ -324,16 +325,16 @@ void look_at_records(double weight) {
   }
 }
 
-uint64_t mixed(uint64_t x) {  // splitmix64's last steps
+uint64_t mixed(uint64_t x) {  // the final steps of splitmix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
-constexpr size_t kMany = 1 << 15;  // accesses of a group of which only a few are looked at
-constexpr uint64_t kFew = 6;
+constexpr size_t kMany = 1 << 15;  // if the first group has more recorded accesses than this,
+constexpr uint64_t kFew = 6;       // only this many groups are sampled
 
-// The first group, the last, and one of each of as many parts as are wanted of what is between.
+// Returns the first group, the last, and one pseudorandom group from each of `wanted` - 2 ranges between them.
 std::vector<uint64_t> choose_samples(uint64_t groups, uint64_t wanted) {
   std::vector<uint64_t> chosen;
   if (groups <= wanted) {
@@ -352,7 +353,7 @@ std::vector<uint64_t> choose_samples(uint64_t groups, uint64_t wanted) {
   return chosen;
 }
 
-// --- launches ---------------------------------------------------------------------------------------------------------
+// --- launches --------------------------------------------------------------------------------------------------------
 
 void look_at(uint64_t number, double weight) {
   records.clear();

@@ -1,4 +1,4 @@
-"""The least that operators move: each byte of an operand read once, each of a result written once."""
+"""The minimum number of bytes that operators move: each operand read once, each result written once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# In place, without a look at what was there.
+# In-place operators that do not read what they overwrite.
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
 _UNTOUCHED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"})
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Of the elements that a tensor has; those of an expanded one are the same."""
+    """Return the bytes of a tensor's elements. Expanded dimensions count once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return min(math.prod(sizes) * tensor.itemsize, tensor.untyped_storage().nbytes()) if tensor.numel() else 0
 
 
 class Operands(TorchDispatchMode):
-    """Adds up `bytes` of the ATen operators that are called within."""
+    """Adds up the `bytes` that the ATen operators called in this mode must move, and lists their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Operands(TorchDispatchMode):
 
 def _moved(func: Any, args: Any, kwargs: Any, result: Any) -> Iterator[int]:
     name = func._schema.name.rpartition("::")[2]
-    overwrites = name in _OVERWRITING or func.namespace == "backplane"  # ours do not read what they write
+    overwrites = name in _OVERWRITING or func.namespace == "backplane"  # none of these read what they write
     overwrites |= name.endswith("_") and torch.Tag.nondeterministic_seeded in func.tags
     given: set[int] = set()
     for position, argument in enumerate(func._schema.arguments):

@@ -1,4 +1,4 @@
-"""A case for each operator that goes element by element, made of its schema."""
+"""A case for each pointwise operator, generated from its schema."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 
 from torch_backplane.audit.workloads import Body, Workload, rand, whole
 
-# Planners of these files, and of formulas, are element by element.
+# Planners in these files are pointwise.
 _FILES = ("pointwise", "unary_ops", "binary_ops", "pow", "activation")
 _INTEGERS = ("bitwise", "shift__", "gcd", "lcm", "shift")
 _NUMBERS = {"min": 0.2, "max": 0.8, "n": 2, "p": 2, "decimals": 2}
-_OPTIONAL = ("min", "max")  # without either there is nothing to do
-# Of what the schema does not say: what is not refused.
+_OPTIONAL = ("min", "max")  # passed although optional, because clamp needs one
+# Operators whose arguments cannot be generated from the schema alone, and others to skip.
 _SKIPPED = {
-    "aten::fill.Tensor": "wants a number as a tensor",
-    "aten::rrelu_with_noise": "a case of its own",
-    "aten::where.self": "a case of its own, with bools",
-    "aten::native_dropout_backward": "wants a mask of bools",
-    "aten::_fill_mem_eff_dropout_mask_": "a helper",
+    "aten::fill.Tensor": "needs a scalar tensor",
+    "aten::rrelu_with_noise": "has a separate case",
+    "aten::where.self": "has a separate case, with a bool operand",
+    "aten::native_dropout_backward": "needs a bool mask",
+    "aten::_fill_mem_eff_dropout_mask_": "internal helper",
 }
 
 
 def cases() -> list[Workload]:
-    """Each is called with operands of as many elements as are wanted, and 0.5 for numbers."""
+    """Return the cases. Tensors have n elements; Scalars are 0.5, or as in _NUMBERS."""
     import torch_backplane.operators  # noqa: F401 (declares them)
     from torch_backplane.planning import declare
 

@@ -1,4 +1,4 @@
-"""What the audit says of all results: in few words, and as the page docs/audit.md."""
+"""The audit's summary, and its report in Markdown (docs/audit.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = Mapping[str, Any]
 
 
 def summary(results: Sequence[Result], targets: Sequence[str], nbytes: int) -> dict[str, Any]:
-    """`ok`, what is wrong, and what is beyond its bounds: unknown and known."""
+    """Return the summary: `ok`, wrong results, and exceeded bounds, unknown and known ones."""
     wrong = [f"{one['case']} ({one['target']}): {one['wrong']}" for one in results if one["wrong"]]
     found = [finding for one in results for finding in beyond(one)]
     return {
@@ -32,19 +32,19 @@ def summary(results: Sequence[Result], targets: Sequence[str], nbytes: int) -> d
 
 def _line(one: Finding) -> str:
     reason = f": {one.reason}" if one.reason else ""
-    return f"{one.case} ({one.target}): {one.measure} {_number(one.value)} beyond {_number(one.bound)}{reason}"
+    return f"{one.case} ({one.target}): {one.measure} {_number(one.value)}, bound {_number(one.bound)}{reason}"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-# What docs/audit.md begins with.
+# The introduction of docs/audit.md.
 _INTRODUCTION = Path(__file__).with_name("page.md")
 
 
 def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -> str:
-    """docs/audit.md."""
+    """Return the report in Markdown (docs/audit.md)."""
     measured = [one for one in results if one["figures"] is not None]
     took = sum(one.get("took", 0.0) for one in results)
     smaller = sorted({(one["family"], 4 * one["elements"]) for one in measured if 4 * one["elements"] < nbytes})
@@ -54,7 +54,7 @@ def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -
             minutes=f"all targets, {took / 60:.0f} minutes on 2 cores",
             between=model.SAMPLED_GROUPS - 2,
             size=f"{nbytes >> 20} MiB",
-            smaller=f"Smaller, so that it does not take too long: {less}" if less else "None is smaller",
+            smaller=f"To save time, some families use less: {less}" if less else "All families use this size",
             small=model.SMALL_LAUNCH,
             sector=model.SECTOR_BYTES,
             cache=model.FIRST_CACHE_BYTES >> 10,
@@ -74,8 +74,8 @@ def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -
 
 def _bounds() -> Iterable[str]:
     yield "## Bounds\n"
-    yield f"No operator fills less than the device, and none has a chain longer than {CHAIN:.0f}·√n of n elements."
-    yield "Traffic at most:\n"
+    yield f"The fill must be at least 1, and the chain at most {CHAIN:.0f}·√n for n elements. The maximum traffic is:"
+    yield ""
     yield "| family | traffic |"
     yield "|---|---|"
     for name, family in FAMILIES.items():
@@ -85,8 +85,8 @@ def _bounds() -> Iterable[str]:
 
 def _by_family(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iterable[str]:
     yield "## By family and target\n"
-    yield "Of the cases of a family: the median and the worst traffic, the longest chain by its bound, the least"
-    yield "fill, and the median and the worst of the modelled time by the ideal.\n"
+    yield "For the cases of a family: median and maximum traffic, longest chain relative to its bound, smallest fill,"
+    yield "and median and maximum of modelled time relative to ideal time.\n"
     yield "| family | target | cases | traffic | chain | fill | time |"
     yield "|---|---|---|---|---|---|---|"
     for family in FAMILIES:
@@ -106,10 +106,10 @@ def _by_family(results: Sequence[Result], modelled: Sequence[Modelled]) -> Itera
 
 
 def _findings(results: Sequence[Result]) -> Iterable[str]:
-    yield "## What is beyond its bounds\n"
+    yield "## Exceeded bounds\n"
     wrong = {(one["case"], one["wrong"]) for one in results if one["wrong"]}
     if wrong:
-        yield "What is wrong:\n"
+        yield "Wrong results:\n"
         yield from (f"- {case}: {what}" for case, what in sorted(wrong))
         yield ""
     by_case: dict[tuple[str, str], list[Finding]] = {}
@@ -117,7 +117,7 @@ def _findings(results: Sequence[Result]) -> Iterable[str]:
         for finding in beyond(one):
             by_case.setdefault((finding.measure, finding.case), []).append(finding)
     if not by_case:
-        yield "Nothing.\n"
+        yield "None.\n"
         return
     yield "| measure | case | worst | bound | targets | reason |"
     yield "|---|---|---|---|---|---|"
@@ -125,13 +125,13 @@ def _findings(results: Sequence[Result]) -> Iterable[str]:
         worst = (min if measure == "fill" else max)(found, key=lambda one: one.value)
         yield (
             f"| {measure} | {case} | {_number(worst.value)} | {_number(worst.bound)} | {len(found)} | "
-            f"{worst.reason or 'not known'} |"
+            f"{worst.reason or 'unknown'} |"
         )
     yield ""
 
 
 def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iterable[str]:
-    """Modelled times of what the same product or convolution is computed by."""
+    """Yield the modelled times of the candidates for the same product or convolution."""
     found: dict[str, dict[str, dict[str, float]]] = {}  # by call, form and target
     for one in results:
         if one["family"] == "candidates":
@@ -141,10 +141,10 @@ def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iter
     if not found:
         return
     yield "## Candidates\n"
-    yield "Modelled milliseconds of products and convolutions, by what is chosen untuned (usual) and by other forms:"
-    yield "tiles of results of a group, sums that are not divided (whole), Winograd's way. What takes 3 % less than the"
-    yield "usual one is bold. The model has no arithmetic: it tells what moves too much or waits too long, not which of"
-    yield "two is better beyond that.\n"
+    yield "Modelled milliseconds of products and convolutions, with the candidate that is chosen without tuning (usual)"
+    yield "and with others: tile sizes, sums that are not divided among groups (whole), Winograd's algorithm. Times at"
+    yield "least 3 % below the usual candidate's are bold. The model does not include arithmetic: it shows candidates"
+    yield "that move too many bytes or have long chains, and does not rank the others.\n"
     names = [one.name for one in modelled]
     yield f"| call | form | {' | '.join(one.partition(' (')[0] for one in names)} |"
     yield f"|---|---|{'---|' * len(names)}"
@@ -162,7 +162,7 @@ def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iter
 
 def _all(results: Sequence[Result]) -> Iterable[str]:
     yield "## All cases\n"
-    yield "The worst of all targets in each column; the groups of the target that has the fewest.\n"
+    yield "Each column has the worst value of all targets; groups are those of the target with the fewest.\n"
     by_case: dict[str, list[Result]] = {}
     for one in results:
         by_case.setdefault(one["case"], []).append(one)
@@ -182,8 +182,8 @@ def _all(results: Sequence[Result]) -> Iterable[str]:
             if rest:
                 yield ""
             yield (
-                f"In one launch that fills the device, coalesced, with no more traffic than the least, and with "
-                f"chains of 8 or fewer, {len(plain)}: {', '.join(f'`{one}`' for one in plain)}."
+                f"{len(plain)} cases use one launch that fills the device, with coalesced accesses, minimum "
+                f"traffic and a chain of at most 8: {', '.join(f'`{one}`' for one in plain)}."
             )
         yield ""
 

@@ -1,4 +1,4 @@
-"""Running the audit: a process of its own for the devices, and another where that one ends before its time."""
+"""Runs the audit in a worker process, and starts another worker if one crashes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# The driver as a package that only the worker finds: its devices are this run's targets.
+# The driver, as a package that only the worker can import. Its devices are the targets of this run.
 _DRIVER = """\
 from torch_backplane.audit.driver import AuditDevice
 from torch_backplane.drivers import Driver
@@ -29,16 +29,16 @@ _METADATA = {
 
 
 class AuditError(RuntimeError):
-    """The audit could not be run."""
+    """The audit cannot run."""
 
 
 def run(
     titles: Sequence[str], targets: Sequence[str], nbytes: int, on_case: Callable[[str], None] = lambda title: None
 ) -> Iterator[dict[str, Any]]:
-    """What worker.py found of these cases, on each target. A case that ends its process is one that is wrong.
+    """Run cases, and yield one result per case and target. A case that crashes the worker is reported as wrong.
 
     Raises:
-        AuditError: the worker does not begin with the first case.
+        AuditError: a worker ended before it started a case.
     """
     left = list(titles)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def run(
 
 
 def _worker(site: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of one process; at last {"ended": why}, where it ended before its time."""
+    """Yield the lines of one worker process. The last one is {"ended": reason} if the process failed."""
     (site / "request.json").write_text(json.dumps(request), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_")}
     environment |= {"TORCH_BACKPLANE_DRIVERS": "audit", "OMP_WAIT_POLICY": "passive"}

@@ -1,7 +1,9 @@
-"""The process that runs cases: `python -m torch_backplane.audit.worker REQUEST`, a line of JSON for each result.
+"""The process that runs cases and prints one line of JSON per result.
 
-REQUEST is a file of JSON: `targets`, `titles`, `bytes`. TORCH_BACKPLANE_DRIVERS names the audit's driver, which has a
-device for each target, in their order.
+    python -m torch_backplane.audit.worker REQUEST
+
+REQUEST is a JSON file with `targets`, `titles` and `bytes`. TORCH_BACKPLANE_DRIVERS selects the audit's driver, which
+has one device per target, in the same order.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from torch_backplane.audit.model import figures, fill_of_planned
 from torch_backplane.audit.operands import Operands
 from torch_backplane.audit.workloads import Workload
 
-CHECKED_BYTES = 512 << 10  # of the operand with which results are compared, where not all groups compute
+CHECKED_BYTES = 512 << 10  # maximum size of an operand when results are compared with the CPU's
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The launches of a case on a device, and the operators that it called."""
+    """The launches of a case on a device, the minimum bytes to move, and the ATen operators that were called."""
 
     launches: list[Launch]
     least_bytes: int
@@ -39,8 +41,9 @@ class Measurement:
 
 
 def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, computes: str) -> Measurement:
-    """The first call of a case: builds its kernels, and counts what they do. Where nothing computes, what is planned
-    until a planner wants to know a value that was not computed.
+    """Measure the first call of a case, which also compiles its kernels.
+
+    If `computes` is NONE, the launches are only planned, up to an operator that fails because it needs a value.
     """
     unknown = (Exception,) if computes == NONE else ()
     device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
@@ -53,20 +56,20 @@ def measure(case: Workload, place: torch.device, device: AuditDevice, elements: 
 
 
 def compare(case: Workload, place: torch.device, expected: list[torch.Tensor], elements: int) -> str:
-    """What is wrong with the results, loosely; empty where nothing is."""
+    """Compare the results loosely. Returns a description of the first difference, or ""."""
     torch.manual_seed(0)
     found = results(case, place, elements)
     if len(found) != len(expected):
-        return f"{len(found)} results and not {len(expected)}"
+        return f"{len(found)} results, expected {len(expected)}"
     for one, other in zip(found, expected, strict=True):
         if one.shape != other.shape:
-            return f"shape {tuple(one.shape)} and not {tuple(other.shape)}"
+            return f"shape {tuple(one.shape)}, expected {tuple(other.shape)}"
         if FAMILIES[case.family].random or case.title in RANDOM:
             continue
         if one.dtype.is_floating_point or one.dtype.is_complex:
             if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * _scale(other), equal_nan=True):
                 return f"results differ by {(one - other).abs().max().item():.3g}"
-        elif len(expected) == 1 and (one != other).double().mean() > 1e-3:  # where there are values, indices of equals
+        elif len(expected) == 1 and (one != other).double().mean() > 1e-3:  # else indices among equal elements
             return "results differ"
     return ""
 
@@ -82,7 +85,7 @@ def results(case: Workload, place: torch.device, elements: int) -> list[torch.Te
 
 
 def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], nbytes: int) -> list[dict[str, Any]]:
-    """The case on all targets."""
+    """Run a case on all targets, and return one result per target."""
     family = FAMILIES[case.family]
     size = min(nbytes, family.most_bytes)
     elements, checked = size // 4, min(size, CHECKED_BYTES) // 4

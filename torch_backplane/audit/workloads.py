@@ -1,4 +1,4 @@
-"""Operators of every family, at any size: what benchmarks/kernels.py times and the audit looks at."""
+"""Operators of every family, at any size, for benchmarks/kernels.py and the audit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-ROW = 1024  # elements of a row, where rows are not said to be others
+ROW = 1024  # elements of a row, unless the title says otherwise
 
 Body = Callable[[], object]
 Make = Callable[[torch.device, int], Body]
@@ -17,7 +17,11 @@ Make = Callable[[torch.device, int], Body]
 
 @dataclasses.dataclass
 class Workload:
-    """A row: makes a body for a device and a number of elements; `bytes_per_element` read and written, if it counts."""
+    """A case: `make` returns the function to run, for a device and a number of elements.
+
+    Args:
+        bytes_per_element: bytes read and written per element, for the bandwidth; None if it is not reported.
+    """
 
     title: str
     make: Make
@@ -29,7 +33,7 @@ WORKLOADS: list[Workload] = []
 
 
 def rows_of(family: str) -> Callable[..., Callable[[Make], Make]]:
-    """A decorator of functions that make a row of this family: its title, and bytes_per_element."""
+    """Return a decorator that adds a case of this family. It takes the title and bytes_per_element."""
 
     def row(title: str, bytes_per_element: float | None = None) -> Callable[[Make], Make]:
         def add(make: Make) -> Make:
@@ -46,7 +50,7 @@ def rand(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) 
 
 
 def whole(device: torch.device, most: int, *shape: int) -> torch.Tensor:
-    """int64, below `most`."""
+    """Return random int64 numbers below `most`."""
     return torch.randint(most, shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
@@ -60,7 +64,7 @@ def images(elements: int, channels: int = 16) -> tuple[int, int, int, int]:
 
 
 def like(function: Callable[..., torch.Tensor], *arguments: object) -> Body:
-    """Calls with `out=` of the result's shape."""
+    """Return a function that calls `function` with `out=` of the result's shape."""
     out = torch.empty_like(function(*arguments))
     return lambda: function(*arguments, out=out)
 
@@ -378,7 +382,7 @@ row = rows_of("products")
 
 @row("product of square matrices")
 def _(device: torch.device, n: int) -> Body:
-    side = math.isqrt(n) // 2  # so that the largest one does not take longer than all others
+    side = math.isqrt(n) // 2  # halved to save time: the work grows with the third power
     return like(torch.mm, rand(device, side, side), rand(device, side, side))
 
 

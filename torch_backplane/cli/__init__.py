@@ -1,6 +1,6 @@
 """The command line: `python -m torch_backplane devices | info | conformance | ops | audit | tune | memory`.
 
-One file per command. What a command needs to do its work it imports when it runs, so that `--help` is quick.
+One file per command. Commands import most of their dependencies when they run, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ app.add_typer(memory, name="memory")
 
 
 def main() -> None:
-    """Entry point of `backplane` and of `python -m torch_backplane`."""
+    """Run the command line. Entry point of `backplane` and of `python -m torch_backplane`."""
     app(prog_name="python -m torch_backplane")

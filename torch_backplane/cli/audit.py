@@ -1,4 +1,4 @@
-"""`audit`: what operators would do on devices that are not here, by a model of their targets."""
+"""`audit`: counts the memory accesses of operators on modelled GPUs and compares them with bounds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
 def audit(
     target: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|FILE", help="One that ships, or a file; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE", help="A modelled GPU, built in or from a file; can be repeated."),
     ] = None,
-    match: Annotated[str, typer.Option(metavar="REGEX", help="Only cases whose title or family has it.")] = "",
-    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of an operand of float32.")] = "64MiB",
+    match: Annotated[
+        str, typer.Option(metavar="REGEX", help="Only cases whose title contains it, or whose family is it.")
+    ] = "",
+    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Size of a float32 operand.")] = "64MiB",
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - is stdout.")] = "",
-    markdown: Annotated[str, typer.Option(metavar="FILE", help="Write the page of the documentation.")] = "",
+    markdown: Annotated[str, typer.Option(metavar="FILE", help="Write the report in Markdown (docs/audit.md).")] = "",
     list_only: Annotated[bool, typer.Option("--list", help="Only list what would run.")] = False,
 ) -> None:
-    """Run operators as modelled devices would, without one, and hold what they do with memory against bounds.
+    """Run operators on modelled GPUs, without hardware, and compare their memory accesses with bounds.
 
-    The exit code is 0 when nothing is beyond its bounds but what is known to be, 1 when something is or a result is
-    wrong, 2 when the run was impossible.
+    The exit code is 0 if all bounds hold except for known exceptions, 1 if a bound is exceeded or a result is wrong,
+    and 2 if the audit cannot run.
     """
     from rich.console import Console
 
@@ -46,9 +49,9 @@ def audit(
         if len({one.name for one in modelled}) < len(modelled):
             raise ValueError("two targets have the same name")
         if any(not one.target.simt for one in modelled):
-            raise ValueError("a target whose work items do not run in lockstep is no GPU, and the audit is of those")
+            raise ValueError("the audit models GPUs only: a target whose work items do not run in lockstep is no GPU")
         if nbytes < 1 << 16:
-            raise ValueError(f"--bytes {size} is less than 64 KiB")
+            raise ValueError(f"--bytes {size} is less than 64 KiB, the minimum")
         LANGUAGE.compiler()
     except re.error as error:
         fail(f"malformed --match {match!r}: {error}")
@@ -64,7 +67,7 @@ def audit(
     try:
         results = _run(list(chosen), names, nbytes, console)
     except AuditError as error:
-        fail(f"the audit could not begin: {error}")
+        fail(f"the audit could not start: {error}")
     from torch_backplane.audit import report
 
     said = report.summary(results, [one.name for one in modelled], nbytes)
@@ -85,7 +88,7 @@ def _titles(pattern: re.Pattern[str]) -> dict[str, str]:
 
 
 def _check_writable(file: str) -> None:
-    """Before minutes have gone."""
+    """Fail before the audit runs for minutes if its results could not be written."""
     from pathlib import Path
 
     from torch_backplane.cli.console import fail
@@ -152,5 +155,5 @@ def _show(said: dict[str, Any], results: list[dict[str, Any]], console: Console)
     counts = {title: len(said[title]) for title in ("wrong", "unknown", "known")}
     console.print(
         f"{said['cases']} cases on {len(said['targets'])} targets, {said['bytes'] >> 20} MiB: {counts['wrong']} wrong, "
-        f"beyond their bounds {counts['unknown']}, and known to be {counts['known']}"
+        f"bounds exceeded: {counts['unknown']}, known exceptions: {counts['known']}"
     )

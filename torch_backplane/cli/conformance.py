@@ -1,4 +1,4 @@
-"""`conformance`: runs PyTorch's operator database on a device and shows what came of it."""
+"""`conformance`: runs PyTorch's operator database on a device and shows the results."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ if TYPE_CHECKING:
     from torch_backplane.conformance import Report, Settings
 
 TIMEOUT = 120.0  # seconds
-MOST_ROWS = 40  # of a table of groups
-MOST_NAMES = 8  # of operators in a row
+MOST_ROWS = 40  # rows of a table of findings
+MOST_NAMES = 8  # operator names per row
 EXAMPLES = 20  # fallbacks shown
 
 
 def conformance(
     device: Annotated[str, typer.Option(help="Device under test.")] = "bp",
     cuda_dtypes: Annotated[
-        bool, typer.Option("--cuda-dtypes", help="Instead of --dtypes: what CUDA serves and the CPU lacks.")
+        bool, typer.Option("--cuda-dtypes", help="Instead of --dtypes: those that CUDA supports and the CPU does not.")
     ] = False,
     driver: Annotated[str, typer.Option(help="Sets TORCH_BACKPLANE_DRIVERS for the workers.")] = "",
     target: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Take the devices for this one, a modelled GPU, say.")
+        str, typer.Option(metavar="NAME|FILE", help="Treat all devices as this modelled GPU.")
     ] = "",
     dtypes: Annotated[
-        str, typer.Option(help="Names of dtypes, with commas between them.", show_default="float32; with --numbers all")
+        str, typer.Option(help="Comma-separated names of dtypes.", show_default="float32; with --numbers all")
     ] = "",
     match: Annotated[str, typer.Option(metavar="REGEX", help="Only operators whose full name matches.")] = "",
-    grad: Annotated[bool, typer.Option("--grad/--no-grad", help="Compare gradients too.")] = False,
-    forms: Annotated[bool, typer.Option("--forms", help="Wrong arguments, overlaps and any out= instead.")] = False,
-    sizes: Annotated[bool, typer.Option("--sizes", help="Sizes that do not fit together instead.")] = False,
+    grad: Annotated[bool, typer.Option("--grad/--no-grad", help="Also compare gradients.")] = False,
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Instead, try wrong arguments, overlapping memory and all kinds of out=.")
+    ] = False,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Instead, try sizes that do not match.")] = False,
     sanitize: Annotated[
-        bool, typer.Option("--sanitize", help="On the kernel sanitizer: bounds and races of every launch.")
+        bool, typer.Option("--sanitize", help="Use the kernel sanitizer: check bounds and races of every launch.")
     ] = False,
     samples: Annotated[int, typer.Option(min=0, help="Sample inputs per operator; 0 means all.")] = 0,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the report; - is stdout.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = TIMEOUT,
     database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
-    accuracy: Annotated[bool, typer.Option("--accuracy", help="Measure how exact sums are, instead.")] = False,
-    elements: Annotated[int, typer.Option(min=100, help="With --accuracy: at most so many summands.")] = 10**7,
+    accuracy: Annotated[bool, typer.Option("--accuracy", help="Instead, measure rounding errors of sums.")] = False,
+    elements: Annotated[int, typer.Option(min=100, help="With --accuracy: maximum number of summands.")] = 10**7,
     list_only: Annotated[bool, typer.Option("--list", help="Only list what would run.")] = False,
-    numbers: Annotated[bool, typer.Option("--numbers", help="Try numbers in every operator that takes one.")] = False,
+    numbers: Annotated[
+        bool, typer.Option("--numbers", help="Instead, try many numbers as Scalar arguments of every operator.")
+    ] = False,
 ) -> None:
-    """Run PyTorch's operator database on a device, with the CPU as judge.
+    """Run PyTorch's operator database on a device and compare the results with the CPU's.
 
-    Every operator runs in a worker process that may crash or hang without harm to the run. The exit code is 0 when
-    something ran and nothing failed, 1 when something failed, 2 when the run was impossible.
+    Operators run in worker processes: a crash or hang fails one operator, and the run continues. The exit code is 0 if
+    something was compared and nothing failed, 1 if not, and 2 if the check cannot run.
     """
     from rich.console import Console
 
@@ -77,10 +81,10 @@ def conformance(
             **({"database": database} if database else {}),
         )
         if sanitize and (numbers or accuracy):
-            raise ConformanceError("--sanitize goes with calls of the database: not with --numbers or --accuracy")
+            raise ConformanceError("--sanitize cannot be combined with --numbers or --accuracy")
         if numbers:
             if samples or timeout != TIMEOUT:
-                raise ConformanceError("--numbers has no --samples and no --timeout: it tries all of them")
+                raise ConformanceError("--numbers takes no --samples and no --timeout: it always tries all numbers")
             raise typer.Exit(_try_numbers(settings, jobs, json_file, list_only))
         if list_only:
             _list(settings, accuracy)
@@ -103,7 +107,11 @@ def _dtypes_with_numbers() -> tuple[str, ...]:
 
 
 def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool) -> int:
-    """In an interpreter of its own, which begins with the driver; or only says which operators these would be."""
+    """Run numbers.py in a new process, whose environment selects the driver; or only list the operators.
+
+    Returns:
+        The exit code.
+    """
     import os
     import re
     import subprocess
@@ -121,7 +129,7 @@ def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool)
         raise ConformanceError(f"malformed --match {settings.match!r}: {error}") from error
     chosen = [name for one in overloads() if matches(name := one.name().removeprefix("aten::"))]
     if not chosen:
-        raise ConformanceError(f"no operator that takes a number matches {settings.match!r}")
+        raise ConformanceError(f"no operator with a Scalar argument matches {settings.match!r}")
     if list_only:
         print(*chosen, sep="\n")
         return 0
@@ -145,7 +153,11 @@ def _list(settings: Settings, accuracy: bool) -> None:
 
 
 def _accuracy(settings: Settings, elements: int, json_file: str, console: Console) -> bool:
-    """In this process, which has found no devices yet. The table is Markdown; whether all is well."""
+    """Measure in this process, which has not discovered devices yet, and print a Markdown table.
+
+    Returns:
+        Whether all measurements are within their limits.
+    """
     import os
 
     import torch
@@ -161,7 +173,7 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
     os.environ.update(settings.environment)
     cases, dtypes = chosen(settings.match), [named_dtype(name) for name in settings.dtypes]
     if not cases:
-        raise ConformanceError(f"no case of --accuracy matches {settings.match!r}")
+        raise ConformanceError(f"no --accuracy case matches {settings.match!r}")
     try:
         report = AccuracyReport(str(torch.empty(0, device=settings.device).device))
     except RuntimeError as error:
@@ -173,21 +185,21 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
             report.measurements.append(one)
     if json_file:
         write_json(report.to_json(), json_file)
-    table = Table("case", "dtype", "summands", "of", settings.device, "cpu", "", box=MARKDOWN)
+    table = Table("case", "dtype", "summands", "distribution", settings.device, "cpu", "", box=MARKDOWN)
     for worst in report.worst():
         errors = f"{worst.device.largest:.1e}", f"{worst.cpu.largest:.1e}"
-        verdict = "" if worst.passed else worst.message.split("\n")[0] or "less exact"
+        verdict = "" if worst.passed else worst.message.split("\n")[0] or "less accurate"
         table.add_row(worst.case, worst.dtype, f"{worst.elements:.0e}", worst.distribution, *errors, verdict)
     console.print(table)
     if report.not_on_cpu:
-        console.print(f"Not on the CPU: {', '.join(dict.fromkeys(report.not_on_cpu))}")
+        console.print(f"Not supported on the CPU: {', '.join(dict.fromkeys(report.not_on_cpu))}")
     failed = sum(not one.passed for one in report.worst())
-    console.print(f"{len(report.measurements)} measurements, {failed} of {len(report.worst())} cases less exact")
+    console.print(f"{len(report.measurements)} measurements, {failed} of {len(report.worst())} cases less accurate")
     return report.ok
 
 
 def _run(settings: Settings, jobs: int, console: Console) -> Report:
-    """Runs behind a progress bar that counts failures as they come."""
+    """Run the check with a progress bar that counts failures."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -221,11 +233,11 @@ def _run(settings: Settings, jobs: int, console: Console) -> Report:
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints failures by cause, what was refused, layout differences, fallbacks and the totals."""
+    """Print failures by cause, other findings by cause, fallbacks and totals."""
     from torch_backplane.conformance.report import group_findings
 
     _show_groups("Failures by cause", group_findings(report.results), console)
-    title = "What fails nothing: nearer to float64 than the CPU, right by steps, the CPU's own out=, layout, refusals"
+    title = "Findings that are not failures, by cause"
     _show_groups(title, group_findings(report.results, failing=False), console)
     _show_fallbacks(report, console)
     _show_totals(report, console)
@@ -246,7 +258,7 @@ def _show_groups(title: str, groups: list, console: Console) -> None:
         )
     console.print(table)
     if len(groups) > MOST_ROWS:
-        console.print(f"… and {len(groups) - MOST_ROWS} more causes; --json has them all")
+        console.print(f"… and {len(groups) - MOST_ROWS} more causes; use --json for all")
 
 
 def _show_fallbacks(report: Report, console: Console) -> None:
@@ -261,7 +273,7 @@ def _show_fallbacks(report: Report, console: Console) -> None:
         table.add_row(name, str(counts["calls"]), str(counts["entries"]))
     console.print(table)
     if len(fallbacks) > EXAMPLES:
-        console.print(f"… and {len(fallbacks) - EXAMPLES} more; --json has them all")
+        console.print(f"… and {len(fallbacks) - EXAMPLES} more; use --json for all")
 
 
 def _show_totals(report: Report, console: Console) -> None:
@@ -279,9 +291,9 @@ def _show_totals(report: Report, console: Console) -> None:
         f"nothing to compare {totals['empty']}"
     )
     console.print(
-        f"  without any fallback {totals['without_fallback']} · with a difference in layout only {totals['layout']} · "
-        f"nearer to float64 than the CPU {totals['nearer']} · right by steps {totals['carried']} · "
-        f"where the CPU's out= is wrong {totals['cpu_out']}"
+        f"  passed without fallbacks {totals['without_fallback']} · different layout {totals['layout']} · "
+        f"closer to float64 than the CPU {totals['nearer']} · each step right {totals['carried']} · "
+        f"wrong out= on the CPU {totals['cpu_out']}"
     )
     if report.settings.get("sanitize"):
         console.print(

@@ -1,4 +1,4 @@
-"""What the commands share in talking to the terminal."""
+"""Output functions that the commands share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.console import Console
 
 
 def fail(message: str) -> NoReturn:
-    """Says what is wrong on stderr and ends with exit code 2, as for a wrong option."""
+    """Print an error on stderr and exit with code 2, as for a wrong option."""
     Console(stderr=True, highlight=False).print(f"[bold red]Error:[/] {_escaped(message)}")
     raise typer.Exit(2)
 
 
 def write_json(data: Any, destination: str) -> None:
-    """Writes to a file, or to stdout for ``-``."""
+    """Write JSON to a file, or to stdout for ``-``."""
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     if destination == "-":
         sys.stdout.write(text)
@@ -36,7 +36,7 @@ def _escaped(text: str) -> str:
 
 
 def bytes_text(count: int | None) -> str:
-    """``1.5 GiB``; a dash for None."""
+    """Format a number of bytes, for example ``1.5 GiB``; a dash for None."""
     if count is None:
         return "–"
     size, unit = float(count), "B"

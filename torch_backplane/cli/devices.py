@@ -1,4 +1,4 @@
-"""`devices`: the table of all devices."""
+"""`devices`: lists all devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def devices(
-    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write them as JSON; - is stdout.")] = "",
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the list as JSON; - is stdout.")] = "",
 ) -> None:
     """List the devices of all drivers."""
     from rich.console import Console

@@ -7,16 +7,16 @@ import platform
 import sys
 from dataclasses import dataclass
 
-# Other people's variables that change what happens here; ours all begin with TORCH_BACKPLANE_.
+# Variables of other projects that affect Backplane. All of its own begin with TORCH_BACKPLANE_.
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "XDG_CACHE_HOME",
               "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_TESTING_DEVICE_ONLY_FOR")  # fmt: skip
-# Those of OpenCL's loader, PyOpenCL, PoCL, Mesa, Intel's runtime and Oclgrind.
+# Backplane's own, and those of the OpenCL loader, PyOpenCL, PoCL, Mesa, Intel's runtime and Oclgrind.
 _PREFIXES = ("TORCH_BACKPLANE_", "OCL_", "OPENCL_", "PYOPENCL_", "POCL_", "RUSTICL_", "CL_CONFIG_", "OCLGRIND_")
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device. Memory in bytes; ``free_memory`` is None where the driver cannot tell."""
+    """Properties of a device. Memory is in bytes; ``free_memory`` is None if the driver does not report it."""
 
     index: int
     driver: str
@@ -31,7 +31,7 @@ class DeviceFacts:
 
 
 def devices() -> list[DeviceFacts]:
-    """All devices of all drivers; discovers them if that has not happened.
+    """Return all devices of all drivers, after discovering them if necessary.
 
     Raises:
         ValueError: an environment variable names an unknown driver or is malformed.
@@ -66,7 +66,7 @@ def _facts_of(index: int) -> DeviceFacts:
     )
 
 
-# Families of dtypes under one name, so that a row of a table holds them.
+# Groups of dtypes with one name each, so that they fit in a table.
 _DTYPE_FAMILIES = {
     "float64": ("float64",),
     "float32": ("float32",),
@@ -84,7 +84,7 @@ _DTYPE_FAMILIES = {
 
 
 def dtype_summary(dtypes: tuple[str, ...]) -> str:
-    """The families of dtypes that are there in full; what is missing is what matters to a reader."""
+    """Summarize dtypes by groups that are supported completely. If few groups are missing, name those instead."""
     missing = [name for name, members in _DTYPE_FAMILIES.items() if not set(members) <= set(dtypes)]
     if not missing:
         return "all"
@@ -94,7 +94,7 @@ def dtype_summary(dtypes: tuple[str, ...]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that a bug can depend on."""
+    """Return the versions that can matter for a bug report."""
     import torch
 
     import torch_backplane
@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that are set and matter."""
+    """Return the environment variables that are set and affect Backplane."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -123,7 +123,7 @@ def environment() -> dict[str, str]:
 
 
 def allocator_settings() -> str:
-    """The allocator options in force, as PyTorch's own parser keeps them."""
+    """Return the current allocator options, in the form that PyTorch stores."""
     import torch
 
     return torch._C._accelerator_getAllocatorSettings() or "defaults"

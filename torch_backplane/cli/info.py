@@ -1,15 +1,15 @@
-"""`info`: everything that a bug report needs, as Markdown to paste."""
+"""`info`: the information that a bug report needs, in Markdown."""
 
 from __future__ import annotations
 
 
 def info() -> None:
-    """Print what a bug report needs, as Markdown."""
+    """Print the information that a bug report needs, in Markdown."""
     from torch_backplane.cli import facts
 
     print("\n".join(["## Backplane", "", *_pairs(facts.versions()), "", "### Environment", ""]))
     variables = {name: f"`{value}`" for name, value in facts.environment().items()}
-    print("\n".join([*(_pairs(variables) or ["none of the variables that matter is set"]), "", "### Drivers", ""]))
+    print("\n".join([*(_pairs(variables) or ["no relevant variable is set"]), "", "### Drivers", ""]))
     print("\n".join([*_driver_lines(), "", "### Allocator", ""]))
     print(f"- settings: `{facts.allocator_settings()}`")
 
@@ -19,7 +19,7 @@ def _pairs(facts: dict[str, str]) -> list[str]:
 
 
 def _driver_lines() -> list[str]:
-    """Drivers found, those that failed with their error, and the devices; or why there are none."""
+    """Return lines about the installed drivers, errors of drivers that failed, and the devices."""
     from torch_backplane import drivers
     from torch_backplane.cli import facts
     from torch_backplane.cli.console import bytes_text
@@ -27,7 +27,7 @@ def _driver_lines() -> list[str]:
     lines = [f"- {name}: `{point.value}`" for name, point in drivers.available().items()]
     try:
         devices = facts.devices()
-    except ValueError as error:  # this command is for those whose settings are wrong, too
+    except ValueError as error:  # wrong settings: this command must still work
         return [*lines, "", f"Devices could not be discovered: {error}"]
     lines += [f"- {name} **failed**: {error}" for name, error in drivers.failures().items()]
     lines += ["", "### Devices", ""]

@@ -1,4 +1,4 @@
-"""`memory plot`: a memory snapshot as a page that opens without a network."""
+"""`memory plot`: converts a memory snapshot to a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-memory = typer.Typer(help="Look at memory snapshots.", no_args_is_help=True)
+memory = typer.Typer(help="Show memory snapshots.", no_args_is_help=True)
 
 
 @memory.callback()
 def commands() -> None:
-    """Look at memory snapshots."""
+    """Show memory snapshots."""
 
 
 @memory.command()
 def plot(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="What `_dump_snapshot` has written.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("memory.html"),
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="File written by `_dump_snapshot`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file.")] = Path("memory.html"),
 ) -> None:
-    """Write a page of HTML that shows what memory held, when, and who allocated it.
+    """Write an HTML page that shows allocations over time and where the program made them.
 
     SNAPSHOT is written by torch.bp.memory._dump_snapshot(), after torch.bp.memory._record_memory_history(). The exit
-    code is 2 where it is none.
+    code is 2 if SNAPSHOT is no memory snapshot, or if a file cannot be read or written.
     """
     from torch_backplane.cli.console import fail
     from torch_backplane.memory_plot import page, read
@@ -36,4 +36,4 @@ def plot(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"cannot write {output}: {error}")
-    typer.echo(f"{output}: {len(text) / 1024:.0f} KiB, opens in any browser")
+    typer.echo(f"wrote {output} ({len(text) / 1024:.0f} KiB); open it in a browser")

@@ -1,4 +1,4 @@
-"""`ops`: how many ATen operators are native, decomposed, or fall back to the CPU."""
+"""`ops`: counts the ATen operators that are native, decomposed, or fall back to the CPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def ops(
     match: Annotated[str, typer.Option(metavar="REGEX", help="Only operators whose name matches.")] = "",
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - is stdout.")] = "",
 ) -> None:
-    """Show where the ATen operators of bp come from.
+    """Show how the ATen operators are implemented on bp: native, decomposition or fallback to the CPU.
 
-    Required are those that PyTorch's CPU backend implements and that no composite kernel covers.
+    Required operators are those that PyTorch's CPU backend implements and that have no composite kernel.
     """
     from rich.console import Console
     from rich.table import Table
@@ -45,4 +45,4 @@ def ops(
     for title, row in counts.items():
         table.add_row(title, *(str(row[column]) for column in (*coverage.SOURCES, "total", "functions")))
     console.print(table)
-    console.print("functions: overloads, in-place and out= variants of one function counted once", style="dim")
+    console.print("functions: all overloads, in-place and out= variants of a function count once", style="dim")

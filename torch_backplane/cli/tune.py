@@ -1,4 +1,4 @@
-"""`tune`: the quickest candidates for operators that a program has recorded."""
+"""`tune`: finds the fastest candidates for operators that a program recorded."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import typer
 
 def tune(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Of what is untuned (tunableop_untuned0.csv), or results.")
+        str, typer.Argument(metavar="FILE", help="Untuned operators (tunableop_untuned0.csv), or results.")
     ],
-    device: Annotated[int, typer.Option(help="The number of the bp device.")] = 0,
+    device: Annotated[int, typer.Option(help="Index of the bp device.")] = 0,
     output: Annotated[
-        str, typer.Option(metavar="FILE", help="Where results go; by default the file that programs read.")
+        str, typer.Option(metavar="FILE", help="Results file; default: the file that programs read.")
     ] = "",
-    duration: Annotated[int, typer.Option(metavar="MS", help="The most for each candidate.", min=0)] = 0,
-    iterations: Annotated[int, typer.Option(metavar="N", help="The most calls of each candidate.", min=0)] = 0,
+    duration: Annotated[int, typer.Option(metavar="MS", help="Maximum time per candidate.", min=0)] = 0,
+    iterations: Annotated[int, typer.Option(metavar="N", help="Maximum number of calls per candidate.", min=0)] = 0,
 ) -> None:
     """Time the candidates of operators that a program recorded with PYTORCH_TUNABLEOP_RECORD_UNTUNED=1, and write the
-    quickest into a file that programs read with PYTORCH_TUNABLEOP_ENABLED=1.
+    fastest to a file that programs read with PYTORCH_TUNABLEOP_ENABLED=1.
 
-    What the file already has a result for is not tuned again. The exit code is 0 when everything has a result, 2 when
-    FILE cannot be tuned.
+    Operators that already have a result in the file are not tuned again. The exit code is 0 if all operators have a
+    result, and 2 if FILE cannot be tuned.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -41,12 +41,12 @@ def tune(
         problems = read_problems(Path(file))
         count = device_count()
         if not 0 <= device < count:
-            fail(f"--device {device} is not one of 0 to {count - 1}" if count else "there is no bp device")
+            fail(f"--device {device} is not in the range 0 to {count - 1}" if count else "there is no bp device")
         set_device(device)
         tunable.enable()
         tunable.tuning_enable()
         if not (tunable.is_enabled() and tunable.tuning_is_enabled()):
-            fail("PYTORCH_TUNABLEOP_ENABLED or PYTORCH_TUNABLEOP_TUNING forbids tuning")
+            fail("PYTORCH_TUNABLEOP_ENABLED or PYTORCH_TUNABLEOP_TUNING disables tuning; unset it")
         if output:
             tunable.set_filename(output)
         if duration:

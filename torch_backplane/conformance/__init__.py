@@ -1,14 +1,20 @@
-"""Runs PyTorch's operator database on a device, with the CPU as judge. No terminal code here: see cli/conformance.py.
+"""Runs PyTorch's operator database on a device and compares the results with the CPU's.
 
-    settings.py   what to run            catalogue.py  which operators and dtypes that means
-    pool.py       crash-isolated workers worker.py     the loop inside one of them
-    check.py      one operator           calls.py      the ways to call it with one sample
-    transfer.py   one tensor, two places judge.py      are these the same?
-    sanitize.py    bounds and races of launches
-    forms.py, forms_check.py  the forms that a call can take   sizes.py  sizes that do not fit
-    report.py     what was found         coverage.py   where each ATen operator comes from
+The command line is in cli/conformance.py.
 
-The parent process of a run imports only settings, pool and report: whatever an operator does, a worker does.
+    settings.py      what to run                      catalogue.py       operators and dtypes of a run
+    pool.py          crash-isolated workers           worker.py          main loop of a worker
+    check.py         checks one operator              calls.py           ways to call it with one sample
+    transfer.py      copies tensors between devices   judge.py           compares two results
+    ties.py          indices of equal elements        steps.py           compares a call step by step
+    sanitize.py      bounds and races of launches     meant.py           accepted differences from the CPU
+    forms.py         variants of an ATen call         forms_check.py     checks them
+    sizes.py         mismatched sizes                 cuda_dtypes.py     dtypes that only CUDA supports
+    numbers.py       Scalar arguments                 wire.py            calls in child processes
+    accuracy.py      rounding errors of sums          accuracy_cases.py  their cases
+    report.py        findings and totals              coverage.py        source of each ATen operator
+
+The parent process of a run imports only settings, pool and report. Operators run in workers only.
 """
 
 from torch_backplane.conformance.pool import ConformanceError, WorkerPool, run

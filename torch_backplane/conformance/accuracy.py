@@ -1,8 +1,8 @@
-"""How exact sums are: every accumulating operator beside the CPU's, for 10² to 10⁷ summands, with float64 as judge.
+"""Measures rounding errors of accumulating operators for 10² to 10⁷ summands, compared with the CPU's errors.
 
-The operator database has few elements for each result, so its samples say little about what rounding adds up to. Here
-each case is run with more and more of them, drawn so that sums grow, cancel, or have means that are much larger than
-their deviation. See accuracy_cases.py for the cases.
+Float64 is the reference. The samples of the operator database have few summands per result, so they do not show how
+rounding errors accumulate. Here each case runs with increasing numbers of summands. They are drawn so that sums grow,
+cancel, or have means much larger than their deviation. The cases are in accuracy_cases.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 SIZES = tuple(10**power for power in range(2, 8))
-# An error may be this many times the CPU's, or this many times the dtype's epsilon, whichever is more: two sums of the
-# same numbers in two orders err by chance. The largest of many errors is that of a large number, so it may be greater.
+# The limit of the root mean square error is TIMES the CPU's or EPSILONS times the dtype's epsilon, whichever is larger:
+# the errors of two orders of summation differ by chance. The limit of the largest error is TIMES the CPU's or
+# EPSILONS_OF_LARGEST times epsilon, because the largest error is usually that of a large result.
 TIMES, EPSILONS, EPSILONS_OF_LARGEST = 2.0, 4.0, 8.0
-# Where one draw of the inputs exceeds that, so many are judged together, as if they were one case of more results: of a
-# few sums that cancel all but their last digits, one says nothing.
+# If one draw of the inputs exceeds the limit, this many draws are judged together, as one case with more results. A
+# single draw of a few sums that cancel almost completely proves nothing.
 DRAWS = 16
 
 DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -32,8 +33,11 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Draw:
-    """Makes the inputs of a case on the CPU: `draw(*shape)` of the distribution, `draw.normal` of the standard normal
-    one, `draw.positive` from 0 to 1, `draw.indices(below, *shape)`."""
+    """Draws the inputs of a case on the CPU.
+
+    `draw(*shape)` draws from the case's distribution, `draw.normal` from the standard normal distribution,
+    `draw.positive` uniformly from 0 to 1, and `draw.indices` integers from 0 to below `below`.
+    """
 
     def __init__(self, seed: int, distribution: str, dtype: torch.dtype) -> None:
         self._generator = torch.Generator("cpu").manual_seed(seed)
@@ -57,13 +61,13 @@ class Draw:
 
 @dataclass(frozen=True)
 class Case:
-    """A call with about `n` summands for each result.
+    """A call with about `n` summands per result.
 
     Attributes:
-        make: the inputs for n, from a `Draw`.
-        function: of these inputs; one tensor or several.
-        most: the largest n, where a result needs more than n numbers.
-        distributions: those of the numbers that are summed.
+        make: makes the inputs for n, from a `Draw`.
+        function: computes one or several tensors from these inputs.
+        most: the largest n, for calls that need more than n numbers per result.
+        distributions: the distributions of the summands.
     """
 
     name: str
@@ -74,9 +78,9 @@ class Case:
 
 
 def gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The gradients of all floating-point inputs of `function`, for a fixed cotangent.
+    """Return a function that computes the gradients of all floating-point inputs of `function`.
 
-    Its numbers are bfloat16's, so that they are the same in every dtype.
+    The cotangent is fixed. Its values are rounded to bfloat16, so that they are the same in every dtype.
     """
 
     def run(*inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -95,16 +99,18 @@ def gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor,
 
 @dataclass(frozen=True)
 class Error:
-    """Of one result, relative to the root mean square of what is right."""
+    """The error of one result, relative to the root mean square of the right result."""
 
     largest: float
-    mean: float  # the root of the mean square
+    mean: float  # root mean square
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One case of one size, judged, of a draw or of several. `device`, `cpu` and `allowed` are the errors of the result
-    that is worst."""
+    """The errors of one case with one number of summands, over one or several draws.
+
+    `device`, `cpu` and `allowed` are the errors and the limit of the worst result.
+    """
 
     case: str
     dtype: str
@@ -118,7 +124,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """Of the error to the one that is allowed."""
+        """The error divided by the limit."""
         return max(self.device.largest / self.allowed.largest, self.device.mean / self.allowed.mean)
 
     @property
@@ -130,14 +136,14 @@ class Measurement:
 class AccuracyReport:
     device: str
     measurements: list[Measurement] = field(default_factory=list)
-    not_on_cpu: list[str] = field(default_factory=list)  # what PyTorch's CPU has no kernel for
+    not_on_cpu: list[str] = field(default_factory=list)  # cases that PyTorch's CPU cannot run
 
     @property
     def ok(self) -> bool:
         return bool(self.measurements) and all(one.passed for one in self.measurements)
 
     def worst(self) -> list[Measurement]:
-        """One measurement for each case and dtype: the one whose error is largest beside what is allowed."""
+        """Return one measurement per case and dtype: the one with the largest error relative to the limit."""
         found: dict[tuple[str, str], Measurement] = {}
         for one in self.measurements:
             key = (one.case, one.dtype)
@@ -156,7 +162,11 @@ class AccuracyReport:
 def measure(
     device: torch.device | str, dtypes: Sequence[torch.dtype], cases: Sequence[Case], most: int = SIZES[-1]
 ) -> Iterator[Measurement | str]:
-    """Runs the cases with up to `most` summands; yields what was measured, or the name of what the CPU cannot run."""
+    """Run the cases with up to `most` summands.
+
+    Yields:
+        Measurements, and the names of cases that the CPU cannot run.
+    """
     for case in cases:
         for dtype in dtypes:
             for elements in (size for size in SIZES if size <= min(most, case.most)):
@@ -167,7 +177,7 @@ def measure(
 def measure_one(
     device: torch.device, dtype: torch.dtype, case: Case, elements: int, distribution: str
 ) -> Measurement | str:
-    """Of one draw, and of DRAWS where that exceeds what is allowed."""
+    """Measure one draw, or DRAWS of them if the first exceeds the limit."""
     name = str(dtype).replace("torch.", "")
 
     def judged(draws: Sequence[_Draw]) -> Measurement:
@@ -178,7 +188,7 @@ def measure_one(
         drawn = _run(device, dtype, case, elements, distribution, len(draws))
         if drawn is None:
             return f"{case.name} ({name})"
-        if isinstance(drawn, str):  # a case is not worth the others
+        if isinstance(drawn, str):  # the device raised: skip the other draws
             nothing = Error(math.inf, math.inf)
             return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), drawn)
         draws.append(drawn)
@@ -187,7 +197,7 @@ def measure_one(
 
 
 class _Draw(NamedTuple):
-    """The results of one draw: the device's, the CPU's, and float64's."""
+    """The results of one draw: the device's, the CPU's, and the CPU's in float64."""
 
     found: list[torch.Tensor]
     cpu: list[torch.Tensor]
@@ -197,7 +207,7 @@ class _Draw(NamedTuple):
 def _run(
     device: torch.device, dtype: torch.dtype, case: Case, elements: int, distribution: str, number: int
 ) -> _Draw | str | None:
-    """The draw of this number; the device's error; or None where the CPU cannot run it."""
+    """Run the draw with this number. Returns the device's error as a string, or None if the CPU cannot run the case."""
     seed = zlib.crc32(f"{case.name} {elements} {distribution}".encode()) + number
     inputs = case.make(elements, Draw(seed, distribution, dtype))
     try:
@@ -213,7 +223,7 @@ def _run(
 
 
 def _judged(draws: Sequence[_Draw], measurement: Callable[..., Measurement]) -> Measurement:
-    """All of the draws, each result of which counts as one of as many times the elements."""
+    """Judge all draws together: each result of the case is stacked over the draws."""
     found, cpu, exact = (list(zip(*results, strict=True)) for results in zip(*draws, strict=True))
     judged = []
     for results in zip(found, cpu, exact, strict=True):
@@ -237,17 +247,17 @@ def _results(returned: Any) -> list[torch.Tensor]:
 
 
 def allowed_error(cpu: Error, dtype: torch.dtype) -> Error:
-    """The largest that passes beside the CPU's."""
+    """Return the limit for the device's error, given the CPU's error."""
     epsilon = torch.finfo(dtype).eps
     return Error(max(TIMES * cpu.largest, EPSILONS_OF_LARGEST * epsilon), max(TIMES * cpu.mean, EPSILONS * epsilon))
 
 
 def error_of(found: torch.Tensor, exact: torch.Tensor) -> Error:
-    """Of a result, by what float64 or complex128 has."""
+    """Return the error of a result relative to the exact one, in float64 or complex128."""
     wide = torch.complex128 if exact.is_complex() else torch.float64
     found, exact = found.to(wide), exact.to(wide)
     difference = (found - exact).abs()
-    # Where both are the same infinity, or both are no number, there is no error; where one is, it is infinite.
+    # The error is 0 if both are NaN or the same infinity, and infinite if only one is NaN or infinite.
     same = (found == exact) | (found.isnan() & exact.isnan())
     difference = torch.where(same, 0.0, difference.nan_to_num(math.inf, math.inf))
     finite = exact[exact.isfinite()]

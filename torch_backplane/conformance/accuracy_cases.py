@@ -1,4 +1,7 @@
-"""The cases of accuracy.py: whatever adds up, by what it adds up over."""
+"""The cases of accuracy.py: operators that accumulate, over different dimensions.
+
+The name of a case seeds its random inputs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import torch.nn.functional as F
 from torch_backplane.conformance.accuracy import SIZES, Case, Draw, gradients
 
 Make = Callable[[int, Draw], tuple[Any, ...]]
-LARGE, SMALL = 10**6, 10**4  # the most summands, where a case needs several numbers, or many, for each of them
+LARGE, SMALL = 10**6, 10**4  # limits of n for cases that need several, or many, numbers per summand
 
 
 def few(n: int) -> int:
-    """How many results to have: several, so that no lucky one decides, but few of many summands."""
+    """Return a number of results: up to 16, to reduce the influence of chance, and fewer for many summands."""
     return max(1, min(16, LARGE // n))
 
 
@@ -69,7 +72,7 @@ def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tup
 
 
 def indexed(add: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Of values and where to add them, in a result of 4 rows."""
+    """Return a function of (values, index) that adds values to a result with 4 rows."""
     return lambda values, index: add(values.new_zeros(4, values.shape[1]), index, values)
 
 
@@ -347,5 +350,5 @@ CASES: tuple[Case, ...] = (
 
 
 def chosen(match: str) -> list[Case]:
-    """The cases whose name has the regular expression `match` in it."""
+    """Return the cases whose names contain a match of the regular expression."""
     return [case for case in CASES if re.search(match, case.name)]

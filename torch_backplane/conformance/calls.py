@@ -1,4 +1,4 @@
-"""A sample input and a way to call an operator with it: which is copied to either device, and described to people."""
+"""A sample input together with a way to call an operator with it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class SampleCall:
-    """A function and its arguments, which are copied afresh for every time that it is called."""
+    """A function and its arguments. The arguments are copied for each call."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, args, kwargs
     variant: str
     sample: int
     output_process: Callable[[Any], Any] = lambda result: result
-    stays_on_cpu: bool = False  # args and kwargs, not the input
+    stays_on_cpu: bool = False  # whether args and kwargs (not the input) stay on the CPU
     has_input: bool = True
-    layout: Callable[[torch.Tensor], torch.Tensor] | None = None  # of tensors that were laid out otherwise
+    layout: Callable[[torch.Tensor], torch.Tensor] | None = None  # of the tensors, if they were made non-contiguous
 
     def copied_to(
         self, device: torch.device, *, wider: bool = False
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The arguments on the device, in float64 and complex128 if they are to be ``wider``."""
+        """Return the arguments on the device; if ``wider``, in float64 and complex128."""
         transfer = Transfer(device, wider=wider)
         first, args, kwargs = self.arguments
         rest = Transfer(_CPU, wider=wider) if self.stays_on_cpu else transfer
         return transfer(first), rest(args), rest(kwargs)
 
     def describe(self) -> str:
-        """``#3: float32[5, 5], dim=1``"""
+        """Describe the sample, for example ``#3: float32[5, 5], dim=1``."""
         first, args, kwargs = self.arguments
         words = [_brief(item) for item in (first, *args)]
         words += [f"{key}={_brief(item)}" for key, item in kwargs.items()]
         return f"#{self.sample}: " + ", ".join(words)
 
     def as_variant(self, variant: str, function: Callable[..., Any] | None = None, arguments: Any = None) -> SampleCall:
-        """The same sample called in another way."""
+        """Return the same sample, called in another way."""
         return replace(self, variant=variant, function=function or self.function, arguments=arguments or self.arguments)
 
     @property
@@ -51,12 +51,12 @@ class SampleCall:
         return "out" in self.arguments[2]
 
     def without_out(self) -> SampleCall:
-        """The functional form."""
+        """Return the call without ``out=``."""
         first, args, kwargs = self.arguments
         return replace(self, arguments=(first, args, {key: value for key, value in kwargs.items() if key != "out"}))
 
     def strided(self) -> list[SampleCall]:
-        """With tensors that are not contiguous, in several ways; none where no tensor has two elements to set apart."""
+        """Return calls with non-contiguous tensors, one per layout; none if no tensor has two elements or more."""
         if not any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(self.arguments)):
             return []
         prefix = "" if self.variant == "forward" else f"{self.variant}, "
@@ -66,7 +66,7 @@ class SampleCall:
         ]
 
     def with_out(self, result: Any) -> list[SampleCall]:
-        """With ``out=``, given the function's result: once into tensors of the right size, once into empty ones."""
+        """Return calls with ``out=`` for a given result: with tensors of the right size, and with empty ones."""
         first, args, kwargs = self.arguments
         calls = []
         for variant, make in (("out=", _strided_out), ("out= resized", _empty_out)):
@@ -86,7 +86,7 @@ def _brief(item: Any) -> str:
 
 
 def _outs(result: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Tensors to pass as ``out=`` for a function that returned this; None where the result is not all tensors."""
+    """Return tensors to pass as ``out=`` for this result; None if it contains anything but strided tensors."""
     if isinstance(result, torch.Tensor):
         return make(result) if result.layout == torch.strided else None
     if isinstance(result, (list, tuple)) and result:
@@ -96,10 +96,10 @@ def _outs(result: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _strided_out(like: torch.Tensor) -> torch.Tensor:
-    """Right size, not contiguous (the last two dimensions swapped, or every second element), filled with ones.
+    """Return a non-contiguous tensor of the right size, filled with ones.
 
-    Not more exotic than that: PyTorch's CPU ``tril`` writes past the end of an ``out`` whose batch dimensions are
-    permuted.
+    The last two dimensions are swapped, or every second element is used. Batch dimensions are not permuted, because
+    PyTorch's CPU ``tril`` writes past the end of such an ``out``.
     """
     if like.dim() >= 2:
         return torch.ones_like(like.mT, memory_format=torch.contiguous_format).mT
@@ -107,5 +107,5 @@ def _strided_out(like: torch.Tensor) -> torch.Tensor:
 
 
 def _empty_out(like: torch.Tensor) -> torch.Tensor:
-    """No elements: the function must resize it."""
+    """Return an empty tensor, which the function must resize."""
     return torch.empty(0, dtype=like.dtype)

@@ -1,4 +1,4 @@
-"""Which operators in which dtypes a run covers: reads a list of OpInfo. Runs in a worker, since that list is big."""
+"""Selects the operators and dtypes of a run from a list of OpInfo. Runs in a worker, because that list is large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch_backplane.conformance.cuda_dtypes import lacking_on_cpu
 from torch_backplane.conformance.settings import Settings
 
-# Handed out first, so that none of them is what everybody waits for at the end.
+# The slowest operators, which start first so that a run does not end with workers waiting for one of them.
 _SLOW = (
     "grid_sampler_3d",
     "max_pool2d_with_indices_backward",
@@ -27,10 +27,10 @@ _SLOW = (
 
 
 def load(database: str) -> dict[str, Any]:
-    """The OpInfos of ``module:attribute`` by full name.
+    """Return the OpInfos of ``module:attribute`` by full name.
 
     Raises:
-        ValueError: when there is no such list.
+        ValueError: there is no such list.
     """
     module_name, _, attribute = database.partition(":")
     try:
@@ -38,34 +38,34 @@ def load(database: str) -> dict[str, Any]:
         _leave_seeds_alone()
         return {op.full_name: op for op in ops}
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"no list of OpInfo at {database!r} (wanted: module:attribute): {error}") from error
+        raise ValueError(f"no list of OpInfo at {database!r} (expected module:attribute): {error}") from error
 
 
 def _leave_seeds_alone() -> None:
-    """PyTorch's random entries reseed inside the call and put the state back, which hides that they are random."""
+    """Disable `wrapper_set_seed`, which seeds and restores the generator within a call and hides that it is random."""
     invocations: Any = sys.modules.get("torch.testing._internal.common_methods_invocations")
     if invocations is not None:
         invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
 
 
 def named_dtype(name: str) -> torch.dtype:
-    """The dtype called so.
+    """Return the torch dtype of this name.
 
     Raises:
-        ValueError: when there is none, with the names that there are.
+        ValueError: there is none. The message lists the names.
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         known = sorted(key for key, value in vars(torch).items() if isinstance(value, torch.dtype))
-        raise ValueError(f"unknown dtype {name!r}; one of {', '.join(known)}")
+        raise ValueError(f"unknown dtype {name!r}; use one of {', '.join(known)}")
     return dtype
 
 
 def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
-    """(operator, dtype) pairs that the settings select, slow ones first.
+    """Return the (operator, dtype) pairs that the settings select, slow ones first.
 
     Raises:
-        ValueError: for an unknown dtype, a malformed expression, or when nothing is left.
+        ValueError: a dtype is unknown, the regular expression is malformed, or nothing is selected.
     """
     try:
         pattern = re.compile(settings.match)
@@ -80,7 +80,7 @@ def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
             (name, dtype) for dtype in dict.fromkeys(wanted) for name in names if _has(ops[name], dtype)
         ]
     if not selected:
-        dtypes = "a dtype that only CUDA serves" if settings.cuda_dtypes else ", ".join(settings.dtypes)
+        dtypes = "a dtype that only CUDA supports" if settings.cuda_dtypes else ", ".join(settings.dtypes)
         raise ValueError(f"no operator of {settings.database} matches {settings.match!r} in {dtypes}")
     order = {name: rank for rank, name in enumerate(_SLOW)}
     named = [(name, str(dtype).removeprefix("torch.")) for name, dtype in selected]

@@ -1,4 +1,4 @@
-"""Checks one operator in one dtype: every sample input, in every variant, on the CPU and on the device."""
+"""Checks one operator in one dtype: runs every sample input in every variant on the CPU and on the device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SEED = 20260
 OTHER_SEEDS = range(4711, 4727)
 _CPU = torch.device("cpu")
 
-# Operators with tensors that PyTorch wants on the CPU whatever the device is (the positions at which to split).
+# Operators with tensor arguments that must be on the CPU for every device (tensor_split: the split positions).
 _ARGUMENTS_STAY_ON_CPU = {"tensor_split"}
-# Their results are memory as it was found; releases before 2.13 do not mark them in their OpInfo.
+# Operators with uninitialized results. Releases before 2.13 do not mark them in their OpInfo.
 _UNINITIALIZED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
 }  # fmt: skip
@@ -35,14 +35,14 @@ _UNINITIALIZED = {
 
 @dataclass
 class Outcome:
-    """What one call did: its arguments afterwards, and its result or its error."""
+    """The outcome of one call: its arguments after the call, and its result or error."""
 
     arguments: Any
     result: Any = None
     error: Exception | None = None
 
 
-# As C++ calls them, in errors.
+# The C++ names of these dtypes, which appear in errors.
 _SCALAR_TYPES = {
     dtype: torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
     for dtype in (torch.float64, torch.complex128)
@@ -51,7 +51,7 @@ _SCALAR_TYPES = {
 
 @functools.cache
 def _missing(device: torch.device) -> tuple[torch.dtype, ...]:
-    """Those of the widest dtypes that the hardware lacks: a device without them is common."""
+    """The widest dtypes that the device does not support. Such devices are common."""
     if device.type != "bp":
         return ()
     there = torch.bp.get_device_properties(device).dtypes  # type: ignore[attr-defined]
@@ -59,10 +59,10 @@ def _missing(device: torch.device) -> tuple[torch.dtype, ...]:
 
 
 def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bool:
-    """True for an error that says clearly what the device does not support, and names the device.
+    """True for an error that names the device and states clearly what it does not support.
 
-    Two things may be refused: sparse layouts (NotImplementedError or RuntimeError) and dtypes that the hardware lacks
-    (TypeError): the entry's, or another one that the operator needs.
+    A device may refuse sparse layouts (NotImplementedError or RuntimeError) and dtypes that the hardware lacks
+    (TypeError): the entry's dtype, or another one that the operator needs.
     """
     text = str(error)
     if not re.search(rf"\b{re.escape(device.type)}\b", text):
@@ -75,7 +75,7 @@ def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bo
 
 
 def _is_limit_of_cpu(error: Exception | None, call: SampleCall) -> bool:
-    """True where PyTorch's CPU kernel cannot do what is a valid call: it lacks a dtype, or wants contiguous tensors."""
+    """True if the CPU may have raised for a valid call: no kernel for the dtype, or one for contiguous tensors only."""
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error) or call.layout is not None
 
 
@@ -85,7 +85,10 @@ def _line(error: Exception | None) -> str:
 
 
 class EntryCheck:
-    """One operator in one dtype on one device. ``announce`` is told what is about to run, in case it is the last."""
+    """Checks one operator in one dtype on one device.
+
+    ``announce`` is called with a description of each call before it runs, to identify the call if it crashes.
+    """
 
     def __init__(
         self, op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
@@ -100,7 +103,7 @@ class EntryCheck:
         self.result = EntryResult(op.full_name, str(dtype).removeprefix("torch."))
 
     def run(self, errors: bool) -> EntryResult:
-        """Checks all variants, gradients if the settings say so, and with ``errors`` the error inputs."""
+        """Check all variants, gradients if the settings request them, and with ``errors`` the error inputs."""
         start = time.perf_counter()
         try:
             with torch.no_grad():
@@ -114,18 +117,18 @@ class EntryCheck:
                     self._check_gradients(call)
                     for strided in call.strided():
                         self._check_gradients(strided)
-        except Exception as error:  # the check itself broke: that must not look like a pass
+        except Exception as error:  # the check itself failed, which must not count as a pass
             self.result.add("error", "check", "", f"could not be checked: {_line(error)}")
         self.result.seconds = round(time.perf_counter() - start, 4)
         return self.result
 
-    # --- what to call ------------------------------------------------------------------------------------------------
+    # --- calls -------------------------------------------------------------------------------------------------------
     def _samples(self, variant: str, requires_grad: bool) -> Iterator[SampleCall]:
         random.seed(SEED)
         torch.default_generator.manual_seed(SEED)
         conjugated = self.dtype.is_complex and self.op.test_conjugated_samples
         samples = self.op.sample_inputs("cpu", self.dtype, requires_grad, include_conjugated_inputs=conjugated)
-        # All of them first: what the operator draws must not change the samples after it.
+        # Generate all samples first: random numbers drawn by the operator must not change later samples.
         for index, sample in enumerate(list(islice(samples, self.settings.samples or None))):
             self.result.samples += 1
             yield SampleCall(
@@ -171,10 +174,10 @@ class EntryCheck:
                 self._check_call(with_out, functional=result)
 
     def _check_call(self, call: SampleCall, functional: Any = None) -> Any:
-        """Runs and compares one call; returns the CPU's result, or None if there is none to build on.
+        """Run and compare one call. Returns the CPU's result, or None if either side raised.
 
         Args:
-            functional: what the CPU returned without ``out=``, of a call with it.
+            functional: for a call with ``out=``, the CPU's result without it.
         """
         torch.default_generator.manual_seed(SEED)
         before = torch.default_generator.get_state()
@@ -193,8 +196,11 @@ class EntryCheck:
         return expected.result
 
     def _mend_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
-        """Some of PyTorch's CPU kernels write rubbish into an ``out`` that is not contiguous. A device that runs the
-        same kernel does the same; for others what the CPU returns without ``out`` is right, and is put there."""
+        """Overwrite a wrong ``out=`` result of the CPU with its result without ``out``, and add a finding.
+
+        Some of PyTorch's CPU kernels write wrong values to a non-contiguous ``out``. A device that runs the same kernel
+        writes the same values, and nothing is overwritten. Other devices are compared with the functional result.
+        """
 
         def differ(expected: Any, found: Any, device: torch.device) -> bool:
             found_kinds = judge.compare(expected, found, device, allowed=self.allowed)
@@ -203,12 +209,15 @@ class EntryCheck:
         if differ(result, actual, self.device) and differ(functional, result, _CPU):
             for out, right in zip(tensors(result), tensors(functional), strict=True):
                 out.copy_(right)
-            message = "the CPU's out= is not what it returns without; the device was compared with the latter"
+            message = "the CPU's result with out= differs from that without; the device was compared with the latter"
             self.result.add("cpu out=", call.variant, call.describe(), message)
 
     def _exactly(self, call: SampleCall, cotangents: list[torch.Tensor] | None = None) -> Callable[[], Outcome]:
-        """The same call on the CPU in float64 or complex128, made when it is first asked for: to tell, where values
-        differ, whose are nearer. Its results are no tensors where the CPU cannot do it, or the dtype is exact."""
+        """Return a function that makes the same call on the CPU in float64 or complex128, at most once.
+
+        It decides which side is closer where values differ. Its outcome has no tensors if the CPU cannot run the call,
+        or if the dtype has no wider one.
+        """
 
         @cache
         def invoke() -> Outcome:
@@ -255,7 +264,9 @@ class EntryCheck:
         values: bool,
         cotangents: list[torch.Tensor] | None = None,
     ) -> Callable[[str, str], judge.Difference]:
-        """Makes of a difference in values what its steps say it is, looked at when they are first asked for."""
+        """Return a function that changes the kind of a difference in values to "carried" if each step of the call is
+        right (steps.py). The steps are compared on the first such difference.
+        """
 
         def invoke(device: torch.device, watching: AbstractContextManager[Any]) -> Any:
             torch.default_generator.manual_seed(SEED)
@@ -281,7 +292,7 @@ class EntryCheck:
         return appeal
 
     def _same_errors(self, call: SampleCall, expected: Outcome, actual: Outcome) -> bool:
-        """True when both sides gave a result; notes it when only one did."""
+        """True if both sides returned a result. Adds a finding if only one raised, or for an internal error."""
         if expected.error is None and actual.error is None:
             self.result.compared += 1
             return True
@@ -310,7 +321,7 @@ class EntryCheck:
                 )
             )  # fmt: skip
             if values and not plain and not differences:
-                # Results that are only unique up to a sign or an order: the sample knows what is.
+                # The result is unique only up to a sign or an order: compare what the sample defines as unique.
                 on_host = Transfer(_CPU)(actual.result)
                 differences = list(
                     judge.compare(
@@ -334,7 +345,7 @@ class EntryCheck:
     def _other_places(
         self, call: SampleCall, expected: Outcome, actual: Outcome, differences: list[judge.Difference]
     ) -> Any:
-        """The device's indices, where they differ from the CPU's only in which of equal elements they are of."""
+        """The device's indices if they differ from the CPU's only in the choice among equal elements, else None."""
         wrong = [message for kind, message in differences if kind == "values"]
         first, args, kwargs = call.arguments
         if not wrong or not ties.leaves_open(self.op.name, args, kwargs):
@@ -348,7 +359,7 @@ class EntryCheck:
         return actual.result[1] if isinstance(actual.result, tuple) else actual.result
 
     def _place_of_results(self, outcome: Outcome) -> torch.device:
-        """The device under test, unless the call named no device at all: ``torch.arange(3)`` is on the CPU."""
+        """The device under test, or the CPU if the arguments name no device: ``torch.arange(3)`` is on the CPU."""
         places = (torch.device, torch.Tensor)
         named = any(isinstance(leaf, places) or leaf == str(self.device) for _, leaf in leaves(outcome.arguments))
         return self.device if named else _CPU
@@ -362,9 +373,9 @@ class EntryCheck:
         appeal: Callable[[str, str], judge.Difference],
         places: torch.Tensor | None,
     ) -> None:
-        """Afterwards, the arguments must have changed in the same way, and results alias them in the same way.
+        """Check that both calls changed their arguments alike, and that the results alias them alike.
 
-        Values are compared if ``exactly`` is given, but those of ``places``, which are known to be right.
+        Values are compared if ``exactly`` is given, except those of ``places``, which are known to be right.
         """
         on_cpu, on_device = (
             judge.aliasing(expected.arguments, expected.result),
@@ -388,23 +399,23 @@ class EntryCheck:
                 kind, message = appeal(kind, message)
                 if kind not in ("nearer", "carried"):
                     kind = "layout" if kind == "strides" and "resized" in call.variant else "mutation"
-                self.result.add(kind, call.variant, call.describe(), f"{where} afterwards: {message}")
+                self.result.add(kind, call.variant, call.describe(), f"{where} after the call: {message}")
 
     def _check_random(self, call: SampleCall, expected: Outcome, actual: Outcome) -> None:
-        """The device's numbers repeat under one seed, and change with the seed where the CPU's do."""
+        """Check that the device's result repeats under one seed, and changes with the seed if the CPU's does."""
         again = self._invoke(call, self.device, SEED)
         if again.error is None and not _same_bits(actual.result, again.result):
-            self.result.add("random", call.variant, call.describe(), "another result under the same seed")
+            self.result.add("random", call.variant, call.describe(), "a different result under the same seed")
             return
         cpu_changes = 0
-        for seed in OTHER_SEEDS:  # several: one draw of randint(2) says nothing
+        for seed in OTHER_SEEDS:  # several, because two draws of randint(2) can be equal
             other = self._invoke(call, self.device, seed)
             if other.error is not None or not _same_bits(actual.result, other.result):
                 return
             torch.default_generator.manual_seed(seed)
             cpu_other = self._invoke(call, _CPU)
             cpu_changes += not _same_bits(expected.result, cpu_other.result)
-        if 2 * cpu_changes >= len(OTHER_SEEDS):  # else it is rare that the result changes, and this can be chance
+        if 2 * cpu_changes >= len(OTHER_SEEDS):  # else the result rarely changes, and equal ones can be chance
             self.result.add("random", call.variant, call.describe(), "the same result under every seed")
 
     # --- gradients ---------------------------------------------------------------------------------------------------
@@ -428,9 +439,10 @@ class EntryCheck:
     def _differentiate(
         self, call: SampleCall, outcome: Outcome, cotangents: list[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        """Replaces the outcome's result by the gradients of its arguments (None where there is none).
+        """Replace the outcome's result by the gradients of its arguments (None for unused ones).
 
-        Returns the cotangents: the given ones, or new random ones on the CPU.
+        Returns:
+            The given cotangents, or new random ones on the CPU.
         """
         try:
             outputs = [out for out in tensors(call.output_process(outcome.result)) if out.requires_grad]
@@ -472,7 +484,7 @@ class EntryCheck:
             self.result.add("error", call.variant, call.describe(), f"reading the gradients: {_line(error)}")
 
     def _is_of_other_places(self, call: SampleCall, expected: list[Any], actual: list[Any]) -> bool:
-        """Whether the gradients differ by which of equal elements the operator found."""
+        """Whether the gradients differ only because the operator chose other elements among equal ones."""
         first, args, kwargs = call.arguments
         if not ties.leaves_open(self.op.name, args, kwargs) or len(expected) != 1:
             return False
@@ -480,18 +492,18 @@ class EntryCheck:
 
 
 def _leaf(outcome: Callable[[], Outcome], path: str) -> Any:
-    """The argument at this place after a call; None where there is none."""
+    """The argument at this path after a call, or None if there is none."""
     return next((leaf for found, leaf in leaves(outcome().arguments) if found == path), None)
 
 
 def _finish(device: torch.device) -> None:
-    """Waits for the device: only then has it reported every error, such as an index out of range."""
+    """Synchronize with the device, which can report errors late, such as an index out of range."""
     if device != _CPU:
         torch.accelerator.synchronize(device)
 
 
 def _is_identity(function: Callable[[Any], Any]) -> bool:
-    """OpInfo's default is a lambda that returns its argument: told by trying, not by name."""
+    """True if the function returns its argument. OpInfo's default is such a lambda; it has no name to compare."""
     probe = object()
     try:
         return function(probe) is probe
@@ -516,10 +528,10 @@ def check_entry(
     errors: bool = False,
     announce: Callable[[str], None] = lambda text: None,
 ) -> EntryResult:
-    """Checks operator ``op`` (an ``OpInfo``) in one dtype on ``device`` against the CPU.
+    """Check operator ``op`` (an ``OpInfo``) in one dtype on ``device`` against the CPU.
 
     Args:
         errors: also check the operator's error inputs, which do not depend on the dtype.
-        announce: told before each call which one it is.
+        announce: called with a description of each call before it runs.
     """
     return EntryCheck(op, dtype, settings, device, announce).run(errors)

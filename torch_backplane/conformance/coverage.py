@@ -1,13 +1,13 @@
-"""Where each dense ATen operator's implementation on bp comes from, read off PyTorch's dispatcher.
+"""The source of each dense ATen operator's implementation on bp, read from PyTorch's dispatcher.
 
-An operator is **required** when PyTorch's CPU backend has a kernel for it and none of the composite keys has: a backend
-that does not supply it cannot run it. In-place and ``out=`` overloads count on their own, as they are registered on
-their own (those that PyTorch generates from another overload have a composite kernel and are not required). Left out
-are the quantized recurrent cells, whose parameters are CPU objects and no tensors.
+An operator is **required** if PyTorch's CPU backend has a kernel for it and no composite key has one: a backend without
+its own kernel cannot run it. In-place and ``out=`` overloads count separately because they are registered separately
+(those that PyTorch generates from another overload have a composite kernel and are not required). The quantized
+recurrent cells are excluded: their parameters are CPU objects, not tensors.
 
-The sources: a kernel of ours, or a planner where a device runs kernels (native); a composite kernel of PyTorch's, which
-runs other operators (decomposition); the CPU's kernel (fallback), for everything else and for what
-csrc/fallback/fallback.cpp sends there past a composite kernel.
+Sources: native (a kernel of Backplane, or a planner on devices that run kernels); decomposition (a composite kernel of
+PyTorch, which calls other operators); fallback (the CPU kernel), for all others and for those that
+csrc/fallback/fallback.cpp registers in spite of a composite kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_FOR_TENSORS = re.compile(r"aten::quantized_(lstm|gru)\b")
 
 @dataclass(frozen=True)
 class Operator:
-    """One ATen overload (``aten::add.out``) that can run on dense tensors."""
+    """An ATen overload (``aten::add.out``) that can run on dense tensors."""
 
     name: str
     required: bool
@@ -33,20 +33,20 @@ class Operator:
 
     @property
     def function(self) -> str:
-        """The function that it is an overload of: ``add`` for ``aten::add_.Tensor`` as for ``aten::add.out``."""
+        """The name without overload and in-place suffix: ``add`` for ``aten::add_.Tensor`` and ``aten::add.out``."""
         base = self.name.removeprefix("aten::").partition(".")[0]
         return base if base.startswith("__") else base.rstrip("_")
 
 
 def _registered_in_fallback(name: str) -> bool:
-    """True when the kernel for bp is the CPU fallback, registered for this very operator to save a detour."""
+    """True if the kernel registered for bp under this operator's name is the CPU fallback."""
     registrations = torch._C._dispatch_dump(name).splitlines()
     return any(line.startswith("PrivateUse1:") and "fallback.cpp" in line for line in registrations)
 
 
 def operators() -> list[Operator]:
-    """Every dense ATen operator, by name."""
-    torch.bp.init()  # type: ignore[attr-defined]  # planners are declared where a device that runs kernels is found
+    """Return every dense ATen operator, sorted by name."""
+    torch.bp.init()  # type: ignore[attr-defined]  # declares the planners if a device runs kernels
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = []
     for name in sorted(torch._C._dispatch_get_all_op_names()):
@@ -63,7 +63,7 @@ def operators() -> list[Operator]:
 
 
 def count(found: list[Operator]) -> dict[str, dict[str, int]]:
-    """For required and other operators: how many come from each source, and the total; and functions required."""
+    """Count the required and the other operators by source, with the total and the number of distinct functions."""
     table = {}
     for title, required in (("required", True), ("other", False)):
         sources = Counter(operator.source for operator in found if operator.required == required)

@@ -1,7 +1,7 @@
-"""Dtypes in which PyTorch's database says that CUDA serves an operator and the CPU does not.
+"""Checks operators in the dtypes that CUDA supports and the CPU does not, according to PyTorch's database.
 
-The CPU is the judge all the same: in the same dtype where it runs after all, else in a wider one, from the same
-numbers, and what comes out in the wider dtype is rounded to the one under test.
+The reference is still the CPU: in the same dtype if the call runs, else in a wider one. Inputs have the same values,
+and results in the wider dtype are rounded to the dtype under test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_backplane.conformance.check import EntryCheck, Outcome
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.transfer import Transfer, tensors
 
-# What the CPU computes in for each dtype that it lacks.
+# For each dtype that the CPU does not support, the one in which it computes the reference.
 WIDER_SERVED = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -33,7 +33,7 @@ WIDER_SERVED = {
 
 
 def lacking_on_cpu(op: Any) -> list[torch.dtype]:
-    """The dtypes that CUDA serves, forward or backward, and the CPU does not."""
+    """Return the dtypes that CUDA supports, forward or backward, and the CPU does not."""
     forward = set(op.supported_dtypes("cuda")) - set(op.supported_dtypes("cpu"))
     backward = set(op.supported_backward_dtypes("cuda")) - set(op.supported_backward_dtypes("cpu"))
     return sorted(forward | (backward if op.supports_autograd else set()), key=str)
@@ -56,24 +56,24 @@ def _with_out(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return call
 
 
-# Operators that the CPU has in no wider dtype either: the same of others.
+# Operators for which the CPU supports no wider dtype either, composed of others.
 COMPOSED: dict[str, Callable[..., Any]] = {"nansum": _with_out(_nansum), "nanmean": _with_out(_nanmean)}
 
-# (atol, rtol) where numbers are rounded to float16 between operators, on CUDA as here: gradients, chains of transforms.
-# PyTorch's own comparison of complex32 with complex64 allows 6e-2 and 5e-2 where roundings add up.
+# (atol, rtol) for gradients and chains of transforms: values are rounded to float16 between operators, as on CUDA.
+# PyTorch's own comparison of complex32 with complex64 allows 6e-2 and 5e-2 where rounding errors accumulate.
 ROUNDED_BETWEEN = (1e-2, 5e-2)
 
 
 class Converted(Transfer):
-    """A transfer to the CPU on which tensors of one dtype, and the dtype itself, become another."""
+    """A transfer to the CPU that converts tensors of one dtype, and the dtype itself, to another."""
 
     def __init__(self, source: torch.dtype, target: torch.dtype) -> None:
         super().__init__(torch.device("cpu"))
         self._wider = {source: target}
         parts = {torch.float16: torch.complex32, torch.float32: torch.complex64}
-        if source.is_complex and target.is_complex:  # and what is made of their parts
+        if source.is_complex and target.is_complex:  # also convert their real dtypes
             self._wider[source.to_real()] = target.to_real()
-        elif source in parts and target in parts:  # and what Fourier transforms make of them
+        elif source in parts and target in parts:  # also convert complex dtypes, the results of Fourier transforms
             self._wider[parts[source]] = parts[target]
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -87,14 +87,14 @@ class Converted(Transfer):
         return self._storages[source._cdata, target]
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One tensor stays one: a result that is an argument is one afterwards, too."""
+        """Convert a tensor, at most once: a result that is an argument remains the same object."""
         if id(tensor) not in self._made:
             self._made[id(tensor)] = (tensor, super().tensor(tensor))
         return self._made[id(tensor)][1]
 
 
 class CudaDtypeCheck(EntryCheck):
-    """An entry in a dtype that the CPU lacks."""
+    """Checks an operator in a dtype that the CPU does not support."""
 
     def run(self, errors: bool) -> EntryResult:
         if self.op.full_name.startswith("fft."):
@@ -110,11 +110,11 @@ class CudaDtypeCheck(EntryCheck):
         return WIDER_SERVED.get(self.dtype, self.dtype)
 
     def _samples(self, variant: str, requires_grad: bool) -> Iterator[SampleCall]:
-        """As the database makes them for CUDA: some operators take other sizes there."""
+        """Yield the calls of the samples, generated in the dtype, or in a wider one if the CPU cannot generate them."""
         random.seed(20260)
         torch.default_generator.manual_seed(20260)
         conjugated = self.dtype.is_complex and self.op.test_conjugated_samples
-        for dtype in (self.dtype, self.wider):  # some samples are computed, with what the CPU lacks
+        for dtype in (self.dtype, self.wider):  # making some samples needs operators that lack the dtype
             try:
                 samples = list(self.op.sample_inputs("cpu", dtype, requires_grad, include_conjugated_inputs=conjugated))
                 break
@@ -162,7 +162,7 @@ class CudaDtypeCheck(EntryCheck):
         return outcome
 
     def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Differentiably."""
+        """Round a result from the wider dtype to the dtype under test, differentiably."""
         if tensor.dtype == self.wider:
             return tensor.to(self.dtype)
         if self.wider.is_complex and self.dtype.is_complex and tensor.dtype == self.wider.to_real():

@@ -1,7 +1,7 @@
-"""The forms that a call can take: results in other dtypes, shapes and places, over what is read; wrong arguments.
+"""Variants ("forms") of a call: out= of other dtypes, shapes and layouts, overlapping memory, wrong arguments.
 
-From one call of an ATen overload come many that PyTorch must either refuse or get right. Which of the two is for the
-CPU to say, so nothing here knows what is allowed.
+Derives many calls from one call of an ATen overload. PyTorch must either refuse each or compute it correctly. The CPU
+decides which, so nothing here depends on what is valid.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Arguments = dict[str, Any]  # by the names of the schema
 
 @dataclass
 class Form:
-    """One call: what is special about it, the overload, all arguments by name."""
+    """A variant of a call: its description, the overload, all arguments by name."""
 
     name: str
     overload: OpOverload
     arguments: Arguments
-    wrong: bool = False  # whether an argument may be none for the operator, whatever its results are written to
+    wrong: bool = False  # whether an argument that is read was changed, and may be invalid for the operator
 
     def __call__(self, arguments: Arguments) -> Any:
-        """Calls the overload with these arguments, which are `self.arguments` on one device or another."""
+        """Call the overload with these arguments, which are `self.arguments` copied to some device."""
         schema = self.overload._schema.arguments
         positional = [arguments[one.name] for one in schema if not one.kwarg_only]
         return self.overload(*positional, **{one.name: arguments[one.name] for one in schema if one.kwarg_only})
 
 
 def forms(overload: OpOverload, arguments: Arguments, results: list[torch.Tensor]) -> Iterator[Form]:
-    """All forms of a call whose results the CPU gave."""
+    """Yield all forms of a call, given the CPU's results of it."""
     yield from wrong_arguments(overload, arguments)
     yield from overlapping_arguments(overload, arguments)
     for other in siblings(overload):
@@ -50,7 +50,7 @@ def forms(overload: OpOverload, arguments: Arguments, results: list[torch.Tensor
 
 
 def siblings(overload: OpOverload) -> list[OpOverload]:
-    """The overloads that compute the same in place or to `out=`, which of factories have fewer arguments."""
+    """Return the in-place and `out=` overloads of the same operator. Those of factories have fewer arguments."""
     namespace, _, base = overload._schema.name.partition("::")
     own = {one.name: str(one.type) for one in overload._schema.arguments}
     options = {"dtype", "layout", "device", "pin_memory", "memory_format"}
@@ -68,7 +68,7 @@ def siblings(overload: OpOverload) -> list[OpOverload]:
 
 # --- out= ------------------------------------------------------------------------------------------------------------
 def out_forms(overload: OpOverload, kept: Arguments, results: Arguments) -> Iterator[Form]:
-    """Into tensors of other dtypes, shapes and layouts, and over inputs; of several results one at a time."""
+    """Yield forms with `out=` of other dtypes, shapes and layouts, or overlapping an input; one result at a time."""
     whole = {name: filled(result.shape, result.dtype) for name, result in results.items()}
     yield Form("out", overload, {**kept, **whole})
     for name, result in results.items():
@@ -81,21 +81,21 @@ def out_forms(overload: OpOverload, kept: Arguments, results: Arguments) -> Iter
 
 
 def outs_like(result: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors to write a result like this one to, that are special in one way each."""
+    """Yield (description, out) pairs for a result like this one. Each `out` differs from it in one way."""
     shape, dtype = result.shape, result.dtype
     for other in OUT_DTYPES:
         if other != dtype:
             yield f"as {str(other).removeprefix('torch.')}", filled(shape, other)
     yield "with gaps", filled((*shape, 3), dtype)[..., 1]
     yield "transposed", filled(shape[::-1], dtype).permute(tuple(range(len(shape) - 1, -1, -1)))
-    yield "of nothing", filled((0,), dtype)
-    yield "with another dimension", filled((1, *shape), dtype)
+    yield "empty", filled((0,), dtype)
+    yield "with an extra dimension", filled((1, *shape), dtype)
     yield "too large", filled((*(size + 1 for size in shape),), dtype)
     yield "too small", filled((*(max(size - 1, 0) for size in shape),), dtype)
     yield "flat", filled((result.numel(),), dtype)
-    yield "flat in gaps", filled((result.numel(), 2), dtype)[:, 0]
+    yield "flat with gaps", filled((result.numel(), 2), dtype)[:, 0]
     if result.numel() % 2 == 0 and result.numel():
-        # As many elements, in a view that has others between its rows.
+        # The same number of elements, in a view with a gap between its two rows.
         yield "in two rows", filled((2, result.numel() // 2 + 1), dtype)[:, 1:]
     yield "without dimensions", filled((), dtype)
     if result.numel() > 1:
@@ -103,7 +103,7 @@ def outs_like(result: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def pairs(value: torch.Tensor, result: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(kind, input, out): an input and a place for a result that share memory."""
+    """Yield (description, input, out) for an input and a result's tensor that share memory."""
     shape = result.shape
     memory = torch.ones(max(value.numel(), result.numel()) + 1, dtype=value.dtype)
     memory[: value.numel()] = value.reshape(-1)
@@ -114,19 +114,19 @@ def pairs(value: torch.Tensor, result: torch.Tensor) -> Iterator[tuple[str, torc
         if value.dim() > 1 and value.mT.shape == shape and value.numel() > 1:
             yield "is the transpose of", given, given.mT
         yield "begins with", given, memory[: result.numel()].view(shape)
-        yield "is one behind", given, memory[1 : result.numel() + 1].view(shape)
+        yield "is one element after", given, memory[1 : result.numel() + 1].view(shape)
     elif result.itemsize == value.itemsize and not (result.is_complex() or value.is_complex()):
-        yield "is in the bits of", given, memory.view(result.dtype)[: result.numel()].view(shape)
+        yield "reinterprets", given, memory.view(result.dtype)[: result.numel()].view(shape)
 
 
 def filled(shape: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers that are no result of anything."""
+    """Return a tensor filled with 77, a value that is unlikely as a result."""
     return torch.full(shape, 77, dtype=dtype)
 
 
 # --- overlaps --------------------------------------------------------------------------------------------------------
 def overlapping_arguments(overload: OpOverload, arguments: Arguments) -> Iterator[Form]:
-    """What is written in place is expanded, or shares memory with what is read."""
+    """Yield forms in which an argument that is written in place is expanded, or overlaps an argument that is read."""
     for one in overload._schema.arguments:
         value = arguments[one.name]
         if not one.is_write or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
@@ -142,22 +142,22 @@ def overlapping_arguments(overload: OpOverload, arguments: Arguments) -> Iterato
 
 # --- arguments -------------------------------------------------------------------------------------------------------
 def wrong_arguments(overload: OpOverload, arguments: Arguments) -> Iterator[Form]:
-    """Each argument in turn as another one that may be none for it."""
+    """Yield forms with one argument, or all tensors, replaced by others that can be invalid for the operator."""
     for one in overload._schema.arguments:
         for kind, value in others(one, arguments[one.name]):
             yield Form(f"{one.name} {kind}", overload, {**arguments, one.name: value}, wrong=True)
-    # All of the first one's dtype together, which are not refused for being of two.
+    # All tensors of the first one's dtype together, which are not refused because of mixed dtypes.
     of = next((value.dtype for value in arguments.values() if _is_dense(value)), None)
     for dtype in (*ARGUMENT_DTYPES, torch.int16, torch.uint32):
         if of is not None and dtype != of and not (of.is_complex and not dtype.is_complex):
             alike = {name: value.detach().to(dtype) for name, value in arguments.items() if _is_dense(value, of)}
             yield Form(f"all {of} as {dtype}".replace("torch.", ""), overload, {**arguments, **alike}, wrong=True)
-    # All in ranks that fit each other, and may be none of the operator's.
+    # All tensors together with more or fewer dimensions: the ranks match, and can be invalid for the operator.
     dense = {name: value.detach() for name, value in arguments.items() if _is_dense(value)}
     if len(dense) > 1:
-        ranks: list[tuple[str, Any]] = [("another dimension", (None,)), ("two more", (None, None))]
+        ranks: list[tuple[str, Any]] = [("an extra dimension", (None,)), ("two extra dimensions", (None, None))]
         if all(value.dim() and len(value) for value in dense.values()):
-            ranks.append(("a dimension less", (0,)))
+            ranks.append(("one dim less", (0,)))
         for kind, index in ranks:
             given = {name: value[index].clone() for name, value in dense.items()}
             yield Form(f"all with {kind}", overload, {**arguments, **given}, wrong=True)
@@ -168,7 +168,7 @@ def _is_dense(value: Any, dtype: torch.dtype | None = None) -> bool:
 
 
 def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """(what it is, another value) for an argument of a schema."""
+    """Yield (description, other value) for an argument of a schema."""
     declared = str(argument.type)
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided:
@@ -182,7 +182,7 @@ def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:
     elif declared in ("Scalar", "number", "Optional[number]", "float", "Optional[float]") and value is not None:
         for number in (True, 0.5, -0.5, -1, 0, 3) if "number" in declared else (0.0, 0.5, -0.5, 3.0):
             yield f"= {number}", number
-    elif _is_enumerator(argument):  # PyTorch looks up what any number stands for, and where there is nothing, too
+    elif _is_enumerator(argument):  # PyTorch does not check the range of these numbers, so only valid dtypes are tried
         if isinstance(value, torch.dtype):
             yield from ((f"= {dtype}", dtype) for dtype in ARGUMENT_DTYPES)
     elif declared in ("int", "Optional[int]", "SymInt", "Optional[SymInt]") and isinstance(value, int):
@@ -202,22 +202,22 @@ def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_enumerator(argument: Any) -> bool:
-    """Whether what schemas have as an int is a dtype, a layout or a memory format."""
+    """Whether an argument that schemas declare as int is a dtype, a layout or a memory format."""
     return any(kind in str(argument.real_type) for kind in ("ScalarType", "Layout", "MemoryFormat"))
 
 
 def other_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of other dtypes and shapes."""
+    """Yield (description, tensor) with tensors of other dtypes and shapes."""
     tensor = tensor.detach()
     for dtype in ARGUMENT_DTYPES:
         if dtype != tensor.dtype and not (tensor.is_complex() and not dtype.is_complex):
             yield f"as {str(dtype).removeprefix('torch.')}", tensor.to(dtype)
-    yield "with another dimension", tensor[None].clone()
-    yield "with two more", tensor[None, None].clone()
+    yield "with an extra dimension", tensor[None].clone()
+    yield "with two extra dimensions", tensor[None, None].clone()
     if tensor.dim():
         yield "longer", torch.cat([tensor, tensor[-1:]]) if len(tensor) else tensor.new_ones((1, *tensor.shape[1:]))
         yield "shorter", tensor[:-1].clone()
         yield "wider", torch.cat([tensor, tensor[..., -1:]], -1)
-        yield "with a dimension less", tensor.select(0, 0).clone() if len(tensor) else tensor.new_ones(tensor.shape[1:])
+        yield "with one dim less", tensor.select(0, 0).clone() if len(tensor) else tensor.new_ones(tensor.shape[1:])
         yield "without dimensions", tensor.reshape(-1)[0].clone() if tensor.numel() else tensor.new_ones(())
-        yield "of nothing", tensor[:0].clone()
+        yield "empty", tensor[:0].clone()

@@ -1,7 +1,7 @@
-"""Checks the forms of the ATen calls that an operator of the database makes: refused alike, or the same values.
+"""Checks variants ("forms", see forms.py) of the ATen calls that an operator of the database makes.
 
-PyTorch's CPU kernels read and write beyond memory in some of them, and end the process at it: the CPU makes its calls
-in children.
+The device must reject the forms that the CPU rejects, and compute the same values for the others. Some forms make
+PyTorch's CPU kernels access memory out of bounds and crash, so the CPU's calls run in child processes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch_backplane.conformance.settings import Settings
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
-MOST_ELEMENTS = 2_000  # of a tensor in a call that is taken
-SAMPLES = 6  # of an operator that are looked at for calls, unless the settings say another number
+MOST_ELEMENTS = 2_000  # of a tensor; calls with larger ones are skipped
+SAMPLES = 6  # per operator, unless the settings specify another number
 
-# Results that are memory as it was found, reads of single numbers, and what makes one storage of another.
+# Operators with uninitialized results, reads of single numbers, and operators that change a tensor's storage.
 _UNINTERESTING = (
     "empty", "new_empty", "resize", "set_", "_local_scalar_dense", "_to_copy", "record_stream", "is_same_size",
 )  # fmt: skip
@@ -42,15 +42,15 @@ WRITTEN_TWICE = "more than one element of the written-to tensor refers to a sing
 
 BETWEEN = ", between or around the elements"
 
-# The tensors of a call's arguments afterwards, its results, and its error.
+# The tensors of the arguments after a call, its results, and its error.
 Reference = tuple[list[torch.Tensor], Any, Exception | None]
 
-# What has been checked in this process: many operators of the database make the same calls.
+# Keys of the calls already recorded in this process. Many operators of the database make the same calls.
 _seen: set[Any] = set()
 
 
 class Recording(TorchDispatchMode):
-    """Notes the calls of ATen that are not like an earlier one, with copies of their arguments."""
+    """Records the ATen calls that differ in kind from all earlier ones, with copies of their arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recording(TorchDispatchMode):
 
 
 def by_name(overload: OpOverload, args: Any, kwargs: Any) -> Arguments:
-    """All arguments by their names in the schema, with the defaults of those that were not given."""
+    """Return all arguments by schema name, with defaults for those that were not given."""
     found = {}
     for position, one in enumerate(overload._schema.arguments):
         default = one.default_value if one.has_default_value() else None
@@ -86,7 +86,7 @@ def _kind(value: Any) -> Any:
 
 
 class FormsCheck:
-    """One operator in one dtype: the calls of ATen that its samples make, and the forms of each."""
+    """Checks the forms of the ATen calls that one operator's samples make in one dtype."""
 
     def __init__(
         self, op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
@@ -103,8 +103,8 @@ class FormsCheck:
         try:
             for overload, arguments in self._calls():
                 self._check(overload, arguments)
-        except Exception as error:  # the check itself broke: that must not look like a pass
-            kind = "refused" if is_refusal(error, self.device, self.dtype) else "error"  # of a sparse sample
+        except Exception as error:  # the check itself failed, which must not count as a pass
+            kind = "refused" if is_refusal(error, self.device, self.dtype) else "error"  # refused: a sparse sample
             self.result.add(kind, "check", "", f"could not be checked: {_line(error)}")
         self.result.seconds = round(time.perf_counter() - start, 4)
         return self.result
@@ -124,11 +124,11 @@ class FormsCheck:
                     if grad and roots:
                         torch.autograd.backward(roots, [torch.ones_like(one) for one in roots])
             except Exception:
-                continue  # that is another check's finding
+                continue  # check.py reports this
             yield from recording.calls
 
     def _check(self, overload: OpOverload, arguments: Arguments) -> None:
-        torch.manual_seed(SEED)  # as each call does
+        torch.manual_seed(SEED)  # as _invoke does
         random_before = torch.default_generator.get_state()
         results, error = self._invoke(Form("", overload, arguments), arguments, _CPU)
         is_random = not torch.equal(random_before, torch.default_generator.get_state())
@@ -140,15 +140,13 @@ class FormsCheck:
         made_of = list(forms(overload, arguments, made))
         for form, reference in zip(made_of, self._on_cpu(made_of), strict=True):
             if reference is None:
-                words = "the CPU's call ended its process, or returned no tensors that can be read"
+                words = "the CPU's call crashed its process, or its results cannot be read"
                 self.result.add("cpu crash", form.name, _described(form), words)
             else:
                 self._compare(form, *reference, values=not is_random)
 
     def _on_cpu(self, made_of: Sequence[Form]) -> Iterator[Reference | None]:
-        """What the CPU makes of each form: its arguments afterwards, its results, its error. None where it ends the
-        process at it.
-        """
+        """Yield the CPU's outcome of each form, or None if the call crashes the process."""
 
         def answer(form: Form) -> Reference:
             given = Transfer(_CPU)(form.arguments)
@@ -166,7 +164,7 @@ class FormsCheck:
                 _finish(device)
             return found, None
         except Exception as error:
-            with contextlib.suppress(Exception):  # what the call began may report another one, which is not the next's
+            with contextlib.suppress(Exception):  # a second error of this call must not be reported by the next one
                 _finish(device)
             return None, error
 
@@ -209,14 +207,14 @@ class FormsCheck:
                 note(kind, message)
 
     def _exactly(self, form: Form) -> Any:
-        """What the CPU returns from the same numbers in float64; None where it does not."""
+        """The CPU's results for the same inputs in float64, or None if it raises."""
         found, error = self._invoke(form, Transfer(_CPU, wider=True)(form.arguments), _CPU)
         return found if error is None else None
 
     def _memory(
         self, on_cpu: list[torch.Tensor], on_device: Arguments, values: bool, allowed: tuple[float, float] | None
     ) -> Iterator[judge.Difference]:
-        """The arguments afterwards, with all of the memory behind them, also where no element of theirs lies."""
+        """Compare the arguments after the call, including the bytes of their storages outside of their elements."""
         for wanted, found in zip(on_cpu, tensors(on_device), strict=True):
             if wanted.layout != torch.strided:
                 continue
@@ -228,12 +226,13 @@ class FormsCheck:
             for where, one, other in pairs:
                 message = judge.same_values(one, other, allowed) if values and one.shape == other.shape else None
                 if message:
-                    yield "mutation", f"memory afterwards{where}: {message}"
+                    yield "mutation", f"memory after the call{where}: {message}"
                     break
 
     def _functional(self, form: Form) -> Any:
-        """What the CPU returns without `out=`, or not in place; some of its kernels write rubbish to tensors that are
-        not contiguous, or read what they have written.
+        """The CPU's results from the functional overload, or None if there is none.
+
+        Some of its kernels write wrong values to non-contiguous tensors, or read elements that they have overwritten.
         """
         written = {one.name for one in form.overload._schema.arguments if one.is_out}
         kept = {name: value for name, value in form.arguments.items() if name not in written}
@@ -266,7 +265,7 @@ def _described(form: Form) -> str:
 
 
 def _allowed(form: Form) -> tuple[float, float] | None:
-    """(atol, rtol) of what results are computed in, where they are written to a tensor of another dtype."""
+    """(atol, rtol) of the inputs' dtypes, for results that are written to a tensor; None for the default."""
     written = {one.name for one in form.overload._schema.arguments if one.is_out}
     read = tensors([value for name, value in form.arguments.items() if name not in written])
     found = [
@@ -280,13 +279,13 @@ def _allowed(form: Form) -> tuple[float, float] | None:
 def _sendable(error: Exception | None) -> Exception | None:
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception that is made of more than words
+    except Exception:  # cannot be pickled
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def is_internal(overload: OpOverload) -> bool:
-    """Whether people reach the operator only through others, which give it the right arguments."""
+    """Whether users reach the operator only through other operators, which pass valid arguments."""
     name = overload._schema.name.partition("::")[2]
     return name.startswith("_") or "backward" in name or name.startswith("native_")
 
@@ -300,10 +299,11 @@ def _storage(tensor: torch.Tensor) -> torch.Tensor:
 def check_forms(
     op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
 ) -> EntryResult:
-    """Checks the forms of the calls that operator `op` (an `OpInfo`) makes in one dtype, but for those like earlier
-    ones in this process.
+    """Check the forms of the ATen calls that operator `op` (an `OpInfo`) makes in one dtype.
+
+    Calls of the same kind as an earlier one in this process are skipped.
 
     Args:
-        announce: told before each call which one it is.
+        announce: called with a description of each call before it runs.
     """
     return FormsCheck(op, dtype, settings, device, announce).run()

@@ -1,4 +1,4 @@
-"""Are these two results the same? The CPU's is right, unless float64 says that the device's is nearer."""
+"""Compares two results. The CPU's is the reference, unless the device's is closer to the result in float64."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import torch
 
 from torch_backplane.conformance.transfer import WIDER, Transfer, leaves
 
-# Tests of PyTorch's whose tolerances are about comparing values between implementations; an OpInfo's tolerances for
-# others (gradcheck, tracing, extremal inputs) do not apply here.
+# PyTorch's tests whose tolerances are for comparing values between implementations. The tolerances of an OpInfo for
+# other tests (gradcheck, tracing, extremal inputs) do not apply here.
 _VALUE_TESTS = {None, "test_compare_cpu", "test_out", "test_noncontiguous_samples", "test_reference_numerics_small"}
 _CPU = torch.device("cpu")
-# Words about a kernel, which a call that is refused needs none of, and Python's own about what nobody has checked.
+# Errors that show a bug instead of a refusal: a kernel failed to build, or Python code did not check its arguments.
 _BROKEN = re.compile(
     "could not be built|(tuple|list) index out of range|values to unpack|has no attribute|unsupported operand type|"
     "not supported between|is not subscriptable|object is not|division or modulo by zero|division by zero|NoneType"
 )
 
-Difference = tuple[str, str]  # a kind of finding, and what to say
-Exact = Callable[[], Any]  # what the CPU has in float64, a tree of results or a tensor; None where it has nothing
+Difference = tuple[str, str]  # kind of finding, message
+Exact = Callable[[], Any]  # returns the CPU's result in float64, a tree or a tensor; None if there is none
 
 
 def is_broken(words: str, expected: str) -> bool:
-    """Whether an error of the device, where the CPU said what is `expected`, comes from within and is no refusal."""
+    """Whether the text of a device's error shows a bug instead of a refusal. `expected` is the CPU's text."""
     return words != expected and _BROKEN.search(words) is not None
 
 
 def tolerances(op: Any, dtype: torch.dtype) -> tuple[float, float] | None:
-    """(atol, rtol) that the OpInfo itself asks for in this dtype on CPU or CUDA, the loosest of each; else None."""
+    """Return the loosest (atol, rtol) that the OpInfo sets for this dtype on CPU or CUDA, or None."""
     wanted = []
     for info in op.decorators:
         if getattr(info, "test_name", None) not in _VALUE_TESTS or getattr(info, "device_type", None) == "mps":
@@ -46,15 +46,19 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float, float] | None:
 
 
 def significant_strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that decide where elements lie: none of an empty tensor, none of dimensions of size 1."""
+    """Return the strides that affect addresses: none for empty tensors, and none of dimensions of size 1."""
     if tensor.numel() == 0:
         return []
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 def same_values(expected: torch.Tensor, actual: torch.Tensor, allowed: tuple[float, float] | None) -> str | None:
-    """None when two CPU tensors of one shape and dtype agree (NaN equals NaN), else the difference in one line."""
-    if expected.dtype == torch.complex32:  # compared nowhere in PyTorch
+    """Compare two CPU tensors of the same shape and dtype. NaN equals NaN.
+
+    Returns:
+        None if they agree, else the difference in one line.
+    """
+    if expected.dtype == torch.complex32:  # which PyTorch cannot compare
         expected, actual = (torch.view_as_real(tensor.resolve_conj()) for tensor in (expected, actual))
     if expected.layout == torch.strided and torch.equal(expected, actual):
         return None
@@ -71,9 +75,9 @@ def same_values(expected: torch.Tensor, actual: torch.Tensor, allowed: tuple[flo
 def compare_values(
     expected: torch.Tensor, actual: torch.Tensor, allowed: tuple[float, float] | None, exact: Exact
 ) -> Iterator[Difference]:
-    """The difference between the values of two CPU tensors of one shape and dtype, if there is one.
+    """Yield the difference between the values of two CPU tensors of the same shape and dtype, if there is one.
 
-    ``exact`` is called then, for the tensor that the CPU has in float64.
+    ``exact`` is called if they differ. It returns the CPU's tensor in float64.
     """
     message = same_values(expected, actual, allowed)
     if message:
@@ -84,19 +88,22 @@ def compare_values(
 def against_float64(
     expected: torch.Tensor, actual: torch.Tensor, exact: Any, allowed: tuple[float, float] | None
 ) -> tuple[bool, str]:
-    """Whether the device is nearer to the truth than the CPU, and what to say of it; "" where nobody can tell.
+    """Decide whether the device's result is at least as close to the result in float64 as the CPU's.
 
-    In float32 and below, the CPU's kernels round, cancel and approximate too. PyTorch's benchmarks let float64 decide
-    then (``fp64_ref`` in ``torch._dynamo.utils.same``), by the root mean square over the tensor, and accept an error
-    of several times the reference's. Here no factor is given, and every single element counts: of those in which the
-    two differ beyond the tolerance, each must be as near to float64's as the CPU's is, or within the tolerance of it;
-    and the largest error among them must be no larger than the CPU's.
+    In float32 and narrower dtypes, the CPU's kernels have rounding, cancellation and approximation errors, too.
+    PyTorch's benchmarks then compare with float64 (``fp64_ref`` in ``torch._dynamo.utils.same``), by the root mean
+    square over the tensor, and accept an error of several times the reference's. This function is stricter: every
+    element that differs beyond the tolerance must be as close to float64's as the CPU's, or within the tolerance of
+    it. The largest error among these elements must not exceed the CPU's.
 
     Args:
         expected: the CPU's result.
-        actual: the device's, on the CPU, of the same shape and dtype.
-        exact: the CPU's from the same inputs in float64 or complex128; anything else decides nothing.
+        actual: the device's result, copied to the CPU, of the same shape and dtype.
+        exact: the CPU's result from the same inputs in float64 or complex128; the answer is False for anything else.
         allowed: (atol, rtol) in place of the dtype's defaults.
+
+    Returns:
+        The decision, and a message; the message is empty if ``exact`` cannot decide.
     """
     wide = WIDER.get(expected.dtype)
     if wide is None or not isinstance(exact, torch.Tensor) or exact.dtype != wide or exact.shape != expected.shape:
@@ -106,21 +113,21 @@ def against_float64(
     defaults = torch.testing._comparison.default_tolerances(expected.dtype)  # type: ignore[attr-defined]
     rtol, atol = (allowed[1], allowed[0]) if allowed else defaults
     exact = exact.detach()
-    beyond = ~torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)  # as assert_close
+    beyond = ~torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)  # as in assert_close
     of_device, of_cpu = (_distance(tensor[beyond], exact[beyond]) for tensor in (actual, expected))
     if not len(of_device):
         return False, ""
     within = torch.isclose(actual, exact.to(actual.dtype), rtol=rtol, atol=atol, equal_nan=True)[beyond]
-    right = ((of_device <= of_cpu) & torch.isfinite(of_cpu)) | within  # being nearer than NaN is no merit
+    right = ((of_device <= of_cpu) & torch.isfinite(of_cpu)) | within  # being closer than NaN does not count
     largest, largest_of_cpu = of_device.max().item(), of_cpu.max().item()
     return bool(right.all()) and largest <= largest_of_cpu, (
-        f"by float64, right in {int(right.sum())} of the {len(right)} elements that differ; largest error "
-        f"{largest:.2g}, and {largest_of_cpu:.2g} on the CPU"
+        f"compared with float64, right in {int(right.sum())} of the {len(right)} elements that differ; largest error "
+        f"{largest:.2g}, on the CPU {largest_of_cpu:.2g}"
     )
 
 
 def _distance(rounded: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """How far each element is from the exact one. NaN and infinity are right or infinitely wrong."""
+    """Return the error of each element. It is 0 or infinite where either value is NaN or infinite."""
     exact = torch.where(torch.isfinite(exact.to(rounded.dtype)), exact, exact.to(rounded.dtype).to(exact.dtype))
     rounded = rounded.to(exact.dtype)
     same = (rounded == exact) | (torch.isnan(rounded) & torch.isnan(exact))
@@ -129,7 +136,7 @@ def _distance(rounded: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def metadata(expected: torch.Tensor, actual: torch.Tensor, device: torch.device, owned: bool) -> Iterator[Difference]:
-    """Differences between two tensors other than their values; ``owned``: the caller passed the tensor in."""
+    """Yield the differences between two tensors except values. ``owned``: the caller passed the tensor."""
     if actual.device != device:
         yield "device", f"on {actual.device}, not on {device}"
     if actual.layout != expected.layout:
@@ -157,16 +164,16 @@ def compare(
     allowed: tuple[float, float] | None = None,
     exact: Exact = lambda: None,
 ) -> Iterator[Difference]:
-    """Every difference between the CPU's result and the device's.
+    """Yield every difference between the CPU's result and the device's.
 
     Args:
         expected: the CPU's tree of results.
-        actual: the device's, as it came.
-        device: where the device's tensors must be.
-        values: compare the numbers too, not only what kind of tensors they are.
-        owned: the tensors are the caller's (in-place, ``out=``): their strides are part of the promise.
+        actual: the device's tree of results, on the device.
+        device: the device that the tensors must be on.
+        values: whether to compare values, and not only metadata.
+        owned: whether the caller passed the tensors (in-place, ``out=``), so that their strides must match.
         allowed: (atol, rtol) in place of the dtype's defaults.
-        exact: called where values differ.
+        exact: called if values differ; returns the CPU's tree of results in float64.
 
     Yields:
         (kind, message) pairs; the message begins with the path of the leaf.
@@ -192,7 +199,7 @@ def compare(
 
 
 def _leaf(exact: Exact, index: int, path: str) -> Any:
-    """The leaf of the exact results that stands at this place; None where there is another one or none."""
+    """Return the leaf of the exact results with this index, or None if its path differs."""
     found, leaf = next(islice(leaves(exact()), index, None), ("", None))
     return leaf if found == path else None
 
@@ -212,7 +219,7 @@ def _describe(tree: Any) -> str:
 
 
 def aliasing(arguments: Any, results: Any) -> list[str]:
-    """For each tensor of the results: which argument it is, or is a view of and where, or «new»."""
+    """Describe each tensor of the results: the same as an argument, a view of one with an offset, or new."""
     known = tensors_by_identity(arguments)
     signature = []
     for path, leaf in leaves(results):
@@ -229,7 +236,7 @@ def aliasing(arguments: Any, results: Any) -> list[str]:
 
 
 def tensors_by_identity(tree: Any) -> list[tuple[str, torch.Tensor]]:
-    """(``argument[…]``, tensor) for every strided tensor of a tree."""
+    """Return (``argument[…]``, tensor) for every strided tensor of a tree."""
     return [
         (f"argument{path}", leaf)
         for path, leaf in leaves(tree)

@@ -1,17 +1,17 @@
-"""Numbers in every operator: does one become the tensor's dtype as on the CPU, or raise the same error?
+"""Scalar arguments of every operator: are they converted as on the CPU, or refused with the same error?
 
 Each ATen operator with a parameter of type Scalar is called with tensors of each dtype and each of NUMBERS, on the
-device and on the CPU; the other arguments are made of the schema, of some elements and of none. Then tensors of every
-dtype are converted to every other one.
+device and on the CPU. The other arguments are generated from the schema, once with elements and once with empty
+tensors. In addition, tensors of every dtype are converted to every other dtype.
 
-Not compared is what C leaves open: a float that is no value of the integer type it is made, which is another number on
-each processor. Nor is what the CPU merely lacks a kernel for. Of float16 and bfloat16 two results are right: that of
-the number rounded to them, as the CPU has it in most operators, and that of float32's number, as torch.cuda has it.
+Results that C leaves undefined are not compared: the conversion of a float to an integer type that cannot represent it,
+which differs between processors. Neither are calls for which the CPU has no kernel. For float16 and bfloat16, two
+results are accepted: with the number rounded to the dtype, as on the CPU in most operators, or in float32, as on CUDA.
 
-Where values differ beyond the tolerance, float64 says whose are nearer, as in judge.py. What is meant to differ is in
-meant.py, with the reason.
+Where values differ beyond the tolerance, float64 decides which are closer, as in judge.py. Accepted differences and
+their reasons are in meant.py.
 
-Run as a program, `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JOBS JSON`, by the command line.
+The command line runs this module as `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JOBS JSON`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ NUMBERS: tuple[Any, ...] = (
     2.5 - 1j,
 )  # fmt: skip
 
-# What parameters of these names take, if they are no numbers: a function of the dtype of tensors.
+# Makes the argument for a parameter that is not a Scalar, given the dtype of the tensors.
 Argument = Callable[[torch.dtype], Any]
 
 
 def values(dtype: torch.dtype, shape: Sequence[int] = (2, 3)) -> torch.Tensor:
-    """1, 2, 3, …"""
+    """Return a tensor of this shape with the values 1, 2, 3, …; for bool, whether they are odd."""
     numbers = torch.arange(1, 1 + math.prod(shape)).view(tuple(shape))
     return numbers % 2 == 1 if dtype == torch.bool else numbers.to(dtype)
 
@@ -85,7 +85,7 @@ PARAMETERS: dict[str, Argument] = {
     "device": _plain(None), "pin_memory": _plain(None), "memory_format": _plain(None), "generator": _plain(None),
     "sorter": _plain(None), "side": _plain(None),
 }  # fmt: skip
-# Of the operators with these names, overloads and in-place forms included.
+# Overrides for the operators with these names, including all overloads and in-place variants.
 PARAMETERS_OF: dict[str, dict[str, Argument]] = {
     "_pad_packed_sequence": {"data": _tensor(6), "batch_sizes": lambda dtype: torch.tensor([3, 2, 1])},
     "addmv": {"self": _tensor(2)},
@@ -104,17 +104,16 @@ _BY_TYPE: dict[str, Argument] = {
     "List[Tensor]": lambda dtype: [values(dtype), values(dtype, (4,))],
 }  # fmt: skip
 
-# Their numbers are none of a dtype, or they are refused on every device but another one. A step of range that is made 0
-# ends the process.
+# Operators whose numbers are not converted to a dtype, or that only other backends have. `range` crashes the process if
+# its step is converted to 0.
 _LEFT_OUT = re.compile(
     r"_?assert|_functional|sym_|_?sparse|cudnn|miopen|_?segment|_addmm_activation|item|native_norm|range$"
 )
 
-# Tensors that PyTorch wants on the CPU, whatever the device is.
+# Parameters whose tensors must be on the CPU for every device.
 _STAYS_ON_CPU = {"batch_sizes"}
 
-# The number is a degree, which becomes an int64. Of the latter, PyTorch's CPU kernels compute one polynomial after the
-# other.
+# The number is a degree, which is converted to int64. For _BY_STEPS, PyTorch's CPU kernels take one step per degree.
 _OF_DEGREE = re.compile(r"special_\w+_polynomial_\w+\.n_scalar")
 _BY_STEPS = re.compile(r"special_(hermite|laguerre|legendre)_polynomial_\w+\.n_scalar")
 
@@ -124,23 +123,23 @@ class Finding(NamedTuple):
     dtype: str
     parameter: str
     number: str
-    kind: str  # "values", "no error", "error" (the device's only), "words" (two errors)
+    kind: str  # "values", "no error", "error" (only the device raised), "words" (different error messages)
     expected: str
     found: str
 
 
 class Outcome(NamedTuple):
     calls: int
-    left_open: int
-    in_float32: int  # half precision's results, which are those of float32 numbers
-    nearer: int  # results that float64 is nearer to than to the CPU's
-    meant: Counter[str]  # findings by the reason that meant.py has
-    has_sample: bool  # a call of it ran on the CPU
+    left_open: int  # calls whose results C leaves undefined
+    in_float32: int  # half-precision results that agree with the number in float32
+    nearer: int  # results that differ from the CPU's and are closer to float64's
+    meant: Counter[str]  # accepted findings by reason (meant.py)
+    has_sample: bool  # whether any generated call ran on the CPU
     findings: list[Finding]
 
 
 def overloads() -> Iterator[OpOverload]:
-    """Every ATen overload that takes a number."""
+    """Yield every ATen overload with a parameter of type Scalar."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         base, _, overload = name.removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, base, None) if name.startswith("aten::") else None
@@ -158,7 +157,7 @@ def _type(argument: Any) -> str:
 
 
 def sample(overload: OpOverload, dtype: torch.dtype) -> tuple[dict[str, Any], list[str]]:
-    """(arguments, the names of those that are numbers, all of which are 1)."""
+    """Return (arguments, names of the Scalar arguments). All Scalars are 1."""
     own = PARAMETERS_OF.get(overload._schema.name.removeprefix("aten::").removesuffix("_"), {})
     arguments: dict[str, Any] = {}
     numbers: list[str] = []
@@ -181,7 +180,7 @@ def sample(overload: OpOverload, dtype: torch.dtype) -> tuple[dict[str, Any], li
 
 
 def without_elements(overload: OpOverload, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments with 0 for the first size of each tensor, or the last one, whichever the CPU takes."""
+    """Return the arguments with empty tensors: first or last size 0, whichever the CPU accepts; None if neither."""
     for at in (0, -1):
 
         def cut(one: torch.Tensor, at: int = at) -> torch.Tensor:
@@ -199,7 +198,7 @@ class Raised(NamedTuple):
 
 
 def answer(function: Callable[..., Any], arguments: dict[str, Any], device: str) -> Any:
-    """On the CPU: the results and what was written to, or `Raised`."""
+    """Call the function on the device. Returns (results, arguments after the call) on the CPU, or `Raised`."""
     given = {
         name: tree_map_only(torch.Tensor, lambda one: one.clone().to(device), value)
         if name not in _STAYS_ON_CPU
@@ -214,14 +213,14 @@ def answer(function: Callable[..., Any], arguments: dict[str, Any], device: str)
             torch.accelerator.synchronize(device)
         return tree_map_only(torch.Tensor, lambda one: one.cpu(), (result, list(given.values())))
     except Exception as error:
-        if device != "cpu":  # what the call began may report another error, which is not the next call's
+        if device != "cpu":  # a second error of this call must not be reported by the next one
             with contextlib.suppress(Exception):
                 torch.accelerator.synchronize(device)
         return Raised(type(error).__name__, str(error).partition("\n")[0])
 
 
 def in_float32(overload: OpOverload, arguments: dict[str, Any], dtype: torch.dtype) -> Any:
-    """What the CPU answers if nothing is rounded to `dtype` but operands and results."""
+    """The CPU's outcome if the operator computes in float32, and only operands and results are rounded to `dtype`."""
 
     def to(before: torch.dtype, after: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda one: one.to(after) if one.dtype == before else one
@@ -231,7 +230,7 @@ def in_float32(overload: OpOverload, arguments: dict[str, Any], dtype: torch.dty
 
 
 def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, found: Any) -> bool:
-    """Whether float64 says so of all that differs, or leaves it within the tolerance, as `judge.against_float64`."""
+    """Whether all values that differ are closer to float64's, or within the tolerance: see `judge.against_float64`."""
 
     def widened(one: Any) -> Any:
         return one.to(WIDER.get(one.dtype, one.dtype)) if isinstance(one, torch.Tensor) else WIDER.get(one, one)
@@ -250,7 +249,7 @@ def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, fo
 
 
 def difference(expected: Any, found: Any) -> str | None:
-    """The kind of a finding."""
+    """Return the kind of the finding, or None if the outcomes agree."""
     if isinstance(expected, Raised) or isinstance(found, Raised):
         words = expected.words if isinstance(expected, Raised) else ""
         if isinstance(found, Raised) and judge.is_broken(found.words, words):
@@ -271,10 +270,10 @@ def difference(expected: Any, found: Any) -> str | None:
 
 
 def is_open(name: str, number: Any, dtype: torch.dtype, kind: str) -> bool:
-    """Whether C leaves open what integer a number is made."""
+    """Whether C leaves the conversion of the number to an integer undefined."""
     if kind != "values" or isinstance(number, complex):
         return False
-    if _OF_DEGREE.match(name):  # from a float, to which 2**63 - 1 is rounded
+    if _OF_DEGREE.match(name):  # converted from a float, to which 2**63 - 1 is rounded
         return not abs(float(number)) < 2.0**63
     integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     return integers and isinstance(number, float) and not abs(number) < 2.0**63
@@ -287,7 +286,7 @@ def compare(
     numbers: Sequence[Any] = NUMBERS,
     empty: bool = False,
 ) -> Outcome:
-    """Calls one overload with every dtype and number; `empty`: with tensors of no elements."""
+    """Call one overload with every dtype and number; with `empty`, with empty tensors."""
     counts: Counter[str] = Counter()
     known: Counter[str] = Counter()
     findings: list[Finding] = []
@@ -315,7 +314,7 @@ def compare(
             elif kind is not None:
                 about = (str(dtype).removeprefix("torch."), parameter, repr(number), kind)
                 finding = Finding(name, *about, _short(expected), _short(found))
-                call = f"{parameter}={number!r}" + (" of no elements" if empty else "")
+                call = f"{parameter}={number!r}" + (" with empty tensors" if empty else "")
                 if reason := meant.reason(meant.NUMBERS, name, finding.dtype, kind, call, finding.expected):
                     known[reason] += 1
                 else:
@@ -325,9 +324,7 @@ def compare(
 
 
 def _is_too_much(name: str, number: Any) -> bool:
-    """Whether a tensor of so many elements may exist, and is large (PyTorch refuses larger ones); or it would take
-    minutes, if not days.
-    """
+    """Whether the call would allocate a huge tensor, or take minutes or longer. PyTorch refuses larger sizes."""
     if isinstance(number, complex):
         return False
     if _BY_STEPS.match(name):
@@ -341,15 +338,15 @@ def _short(answered: Any) -> str:
 
 
 def compare_conversions(device: str, dtypes: Sequence[torch.dtype] = DTYPES) -> Outcome:
-    """`to` and `copy_` between all dtypes, of what is a value of the result's dtype, but for integers, which wrap."""
+    """Compare `to` and `copy_` between all dtypes. Floats that the integer dtype cannot represent are left out."""
     counts: Counter[str] = Counter()
     findings: list[Finding] = []
     for source, target in itertools.product(dtypes, dtypes):
         if source.is_complex and not target.is_complex:
-            continue  # PyTorch warns, and takes the real part
+            continue  # PyTorch warns and takes the real part
         given = values_of(source)
         if source.is_floating_point and not target.is_floating_point and not target.is_complex and target != torch.bool:
-            # Made int64 first, and wrapped from there, as PyTorch does for uint8.
+            # PyTorch converts to int64 first for uint8, and wraps.
             least, greatest = (-(2.0**63), 2.0**63) if target == torch.uint8 else integer_bounds(target)
             defined = (given.double().trunc() >= least) & (given.double().trunc() < greatest)
             counts["open"] += int((~defined).sum())
@@ -368,20 +365,20 @@ def compare_conversions(device: str, dtypes: Sequence[torch.dtype] = DTYPES) -> 
 
 
 def converted(tensor: torch.Tensor, dtype: torch.dtype, copied: bool) -> torch.Tensor:
-    """Of the new dtype; or copied twice, to the rows of a tensor that has it."""
+    """Convert with `to`; or if `copied`, with `copy_` into both rows of a tensor of the new dtype."""
     if not copied:
         return tensor.to(dtype)
     return torch.zeros(2, len(tensor), dtype=dtype, device=tensor.device).copy_(tensor)
 
 
 def integer_bounds(dtype: torch.dtype) -> tuple[float, float]:
-    """The least value, and the number after the greatest."""
+    """Return the smallest value, and the largest plus 1."""
     facts = torch.iinfo(dtype)
     return float(facts.min), float(facts.max) + 1 if facts.bits < 64 else 2.0**63
 
 
 def values_of(dtype: torch.dtype) -> torch.Tensor:
-    """Numbers that are hard to convert."""
+    """Return values of the dtype that are edge cases of conversions."""
     if dtype == torch.bool:
         return torch.tensor([True, False])
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -397,8 +394,10 @@ def values_of(dtype: torch.dtype) -> torch.Tensor:
 
 
 def main(device: str, dtypes: str, match: str, jobs: str, json_file: str) -> int:
-    """Prints what differs, by operator and kind, and the counts; 1 where values do or one side only raises, 2 where
-    there is no such device.
+    """Run the sweep and print its results.
+
+    Returns:
+        The exit code: 1 if values differ or only one side raised, 2 if the device does not exist, else 0.
     """
     warnings.simplefilter("ignore")
     try:
@@ -406,7 +405,7 @@ def main(device: str, dtypes: str, match: str, jobs: str, json_file: str) -> int
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
-    if json_file == "-":  # the findings alone are there
+    if json_file == "-":  # stdout gets only the findings
         with contextlib.redirect_stdout(sys.stderr):
             findings = sweep(device, dtypes, match, int(jobs))
         print(json.dumps([one._asdict() for one in findings], indent=1))
@@ -424,17 +423,17 @@ def _begin() -> None:
 
 
 def _outcomes_of(name: str | None, device: str, named: Sequence[str]) -> dict[str, Outcome]:
-    """Of an overload, with elements and without; or of conversions."""
+    """Return the outcomes of one overload, with elements and with empty tensors; for None, of the conversions."""
     dtypes = [getattr(torch, one) for one in named] or DTYPES
     if name is None:
         return {"conversions of tensors": compare_conversions(device, dtypes)}
     (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
-    of_none = f"{name} of no elements"
+    of_none = f"{name} with empty tensors"
     return {name: compare(overload, device, dtypes), of_none: compare(overload, device, dtypes, empty=True)}
 
 
 def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
-    """Prints what differs while it goes on, in so many processes, and what came of it."""
+    """Compare all matching overloads in `jobs` processes. Prints findings as they occur, and totals at the end."""
     named = tuple(name for name in dtypes.split(",") if name)
     names = [name for one in overloads() if re.search(match, name := one.name().removeprefix("aten::"))]
     outcomes: dict[str, Outcome] = {}
@@ -445,7 +444,7 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
                 outcomes[called] = outcome
                 for kind, count in Counter(one.kind for one in outcome.findings).items():
                     example = next(one for one in outcome.findings if one.kind == kind)
-                    print(f"{called}: {kind}, {count}, such as {example.dtype} {example.parameter}={example.number}")
+                    print(f"{called}: {kind}, {count}, e.g. {example.dtype} {example.parameter}={example.number}")
                     print(f"    CPU    {example.expected}\n    device {example.found}", flush=True)
     findings = [one for outcome in outcomes.values() for one in outcome.findings]
     kinds = Counter(one.kind for one in findings)
@@ -453,16 +452,16 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     left_open = sum(one.left_open for one in outcomes.values())
     wide = sum(one.in_float32 for one in outcomes.values())
     nearer = sum(one.nearer for one in outcomes.values())
-    print(f"{calls} calls of {len(outcomes)} operators compared; C leaves open the results of {left_open}")
-    print(f"{wide} results of half precision are those of the number in float32")
-    print(f"{nearer} results differ and are nearer to float64's than the CPU's")
+    print(f"{calls} calls of {len(outcomes)} operators compared; {left_open} results are undefined in C")
+    print(f"{wide} half-precision results agree with the number in float32")
+    print(f"{nearer} results differ from the CPU's and are closer to float64's")
     known: Counter[str] = sum((one.meant for one in outcomes.values()), Counter())
     for reason, count in known.most_common():
-        print(f"meant, {count}: {reason}")
-    print("differ: " + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"))
+        print(f"accepted difference, {count}: {reason}")
+    print("findings: " + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"))
     unsampled = [name for name, outcome in outcomes.items() if not outcome.has_sample]
     if unsampled:
-        print(f"no call ran on the CPU of: {', '.join(unsampled)}")
+        print(f"no generated call runs on the CPU: {', '.join(unsampled)}")
     return findings
 
 

@@ -1,4 +1,4 @@
-"""A pool of worker processes that may die: a crash or a hang costs one entry and one worker, never the run."""
+"""A pool of worker processes. A crash or hang fails one entry and replaces one worker; the run continues."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Entry = tuple[str, str]  # operator, dtype
 
 
 class ConformanceError(RuntimeError):
-    """The run itself is impossible: no such device, operator, dtype or database."""
+    """The run cannot start: the device, operators, dtype or database do not exist, or options conflict."""
 
 
 class WorkerDied(Exception):
-    """The worker process is gone; says how and where."""
+    """The worker process crashed, or was killed after the time limit."""
 
     def __init__(self, kind: str, message: str, where: str) -> None:
         super().__init__(message)
         self.kind = kind  # "crash" or "hang"
-        self.where = where  # the call that it was at
+        self.where = where  # the call that was running
 
 
 class WorkerProcess:
-    """One worker: a fresh interpreter that shares nothing with this one. Used by one thread at a time."""
+    """A worker: a new Python process that shares nothing with this one. Used by one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
         environment = {**os.environ, **settings.environment}
@@ -53,10 +53,10 @@ class WorkerProcess:
         self.environment: dict[str, Any] = {}
 
     def wait_ready(self) -> WorkerProcess:
-        """Waits until it has imported what it needs; afterwards ``environment`` holds what it says about itself.
+        """Wait until the worker has started. It then has filled ``environment``.
 
         Raises:
-            ConformanceError: when it cannot work: no such device, no such list of operators.
+            ConformanceError: the worker cannot run, because the device or the list of operators does not exist.
         """
         if not self.environment:
             try:
@@ -66,23 +66,23 @@ class WorkerProcess:
         return self
 
     def entries(self) -> list[Entry]:
-        """What there is to check, by the settings."""
+        """Return the entries that the settings select."""
         try:
             return [(op, dtype) for op, dtype in self._exchange({"list": True}, "entries", STARTUP_SECONDS)]
         except WorkerDied as death:
-            raise ConformanceError(f"a worker died listing the operators: {death}") from death
+            raise ConformanceError(f"a worker died while it listed the operators: {death}") from death
 
     def check(self, entry: Entry, timeout: float, errors: bool) -> EntryResult:
-        """Checks one entry.
+        """Check one entry.
 
         Raises:
-            WorkerDied: when the process crashed, or did not finish within ``timeout`` seconds and was killed.
+            WorkerDied: the process crashed, or was killed because it did not finish within ``timeout`` seconds.
         """
         request = {"op": entry[0], "dtype": entry[1], "errors": errors}
         return EntryResult.from_json(self._exchange(request, "result", timeout))
 
     def _exchange(self, request: dict[str, Any], wanted: str, timeout: float) -> Any:
-        """Sends a request and reads answers until the wanted one."""
+        """Send a request and read answers until the wanted one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stderr.seek(0, os.SEEK_END)
@@ -100,13 +100,13 @@ class WorkerProcess:
                 if wanted in answer:
                     return answer[wanted]
                 self._where = answer.get("at", self._where)
-        except OSError:  # the pipe broke: the process is gone
+        except OSError:  # broken pipe: the process has ended
             pass
         finally:
             timer.cancel()
         code = self._process.wait()
         if self._timed_out:
-            raise WorkerDied("hang", f"not done after {timeout:g} s", self._where)
+            raise WorkerDied("hang", f"not finished after {timeout:g} s", self._where)
         raise WorkerDied("crash", f"{_exit_name(code)}{self._last_words(begin)}", self._where)
 
     def _kill_for_time(self) -> None:
@@ -114,19 +114,19 @@ class WorkerProcess:
         self._process.kill()
 
     def _last_words(self, begin: int) -> str:
-        """What the process said on stderr before Python's own report of the signal, last line."""
+        """The last line on stderr before Python's own report of the signal."""
         self._stderr.seek(begin)
         text = self._stderr.read().decode(errors="replace").partition("Fatal Python error")[0]
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return f": {lines[-1][:300]}" if lines else ""
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
-                with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
+                with contextlib.suppress(OSError):  # buffered bytes for a process that has ended
                     stream.close()
 
 
@@ -140,7 +140,7 @@ def _exit_name(code: int) -> str:
 
 
 class WorkerPool:
-    """Checks entries in several workers at once and replaces those that die."""
+    """Checks entries in several workers in parallel and replaces those that die."""
 
     def __init__(self, settings: Settings, jobs: int) -> None:
         self.settings = settings
@@ -151,25 +151,25 @@ class WorkerPool:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions and device, as the first worker saw them."""
+        """Versions and device, as reported by the first worker."""
         assert self._first is not None
         return self._first.wait_ready().environment
 
     def entries(self) -> list[Entry]:
-        """What there is to check, by the settings."""
+        """Return the entries that the settings select."""
         assert self._first is not None
         return self._first.wait_ready().entries()
 
     def check(self, entries: Sequence[Entry], on_result: Callable[[EntryResult], None]) -> list[EntryResult]:
-        """Checks all entries; results come in the order of completion, and ``on_result`` is told of each.
+        """Check all entries and return the results in order of completion. Each is also passed to ``on_result``.
 
         Raises:
-            ConformanceError: when a worker cannot be started any more.
+            ConformanceError: a worker could not be started.
         """
         waiting: queue.SimpleQueue[tuple[Entry, bool]] = queue.SimpleQueue()
         seen: set[str] = set()
         for entry in entries:
-            waiting.put((entry, entry[0] not in seen))  # error inputs do not depend on the dtype: once per operator
+            waiting.put((entry, entry[0] not in seen))  # error inputs once per operator: they do not depend on dtypes
             seen.add(entry[0])
         done: queue.SimpleQueue[EntryResult | Exception] = queue.SimpleQueue()
         for slot in range(min(self.jobs, len(entries))):
@@ -184,7 +184,7 @@ class WorkerPool:
         return results
 
     def _serve(self, slot: int, waiting: Any, done: Any) -> None:
-        """One thread: feeds one worker until nothing waits."""
+        """Thread function: feed one worker until no entry waits."""
         try:
             while not self._closing:
                 try:
@@ -207,7 +207,7 @@ class WorkerPool:
             done.put(error)
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Kill all workers."""
         self._closing = True
         for worker in self._workers:
             if worker is not None:
@@ -226,16 +226,16 @@ def run(
     on_start: Callable[[int], None] = lambda entries: None,
     on_result: Callable[[EntryResult], None] = lambda result: None,
 ) -> Report:
-    """Runs the whole check.
+    """Run a complete conformance check.
 
     Args:
         settings: what to run.
         jobs: number of workers; default: one per core.
-        on_start: told the number of entries when it is known.
-        on_result: told of every entry when it is done.
+        on_start: called with the number of entries.
+        on_result: called with the result of each entry when it is complete.
 
     Raises:
-        ConformanceError: when the run is impossible (no such device, dtype, database; nothing matches).
+        ConformanceError: the device, a dtype or the database does not exist, or no operator matches.
     """
     begin = time.monotonic()
     with WorkerPool(settings, jobs or os.cpu_count() or 1) as pool:

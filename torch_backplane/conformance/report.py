@@ -1,4 +1,4 @@
-"""What a conformance run found, as data: findings per entry, totals, groups of like failures, JSON.
+"""Results of a conformance run: findings per entry, totals, failures grouped by cause, JSON.
 
 An entry is one operator in one dtype.
 """
@@ -13,34 +13,34 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 
-# Every kind of finding, and whether it makes the entry fail.
+# Every kind of finding, and whether it fails the entry.
 KINDS: dict[str, bool] = {
     "crash": True,  # the worker process died
-    "hang": True,  # the operator ran into the time limit
+    "hang": True,  # the operator exceeded the time limit
     "error": True,  # the device raised where the CPU did not
     "no error": True,  # the CPU raised where the device did not
-    "error type": True,  # both raised, another type of exception each (`--sizes`)
-    "structure": True,  # another number or type of results
+    "error type": True,  # both raised, with different exception types (`--sizes`)
+    "structure": True,  # different number or type of results
     "device": True,  # a result on the wrong device
     "dtype": True,
     "shape": True,
     "values": True,
-    "strides": True,  # of a tensor that the caller owns: in-place, out=
-    "mutation": True,  # an input that changed differently
-    "aliasing": True,  # a view that is not one, a copy that is not one, an out= that was not returned
-    "out of bounds": True,  # what the kernel sanitizer finds (`--sanitize`)
+    "strides": True,  # of a tensor that the caller passed: in-place, out=
+    "mutation": True,  # an argument changed differently
+    "aliasing": True,  # a copy instead of a view or the reverse, or out= was not returned
+    "out of bounds": True,  # a finding of the kernel sanitizer (`--sanitize`), as are the next two
     "race": True,
     "barrier": True,
     "random": True,  # not reproducible under one seed, or the same under all seeds
-    "nearer": False,  # beyond the tolerance of the CPU's values, and nowhere farther from float64's than those
-    "carried": False,  # the same and farther, of a chain of operators of which each is right (steps.py)
-    "cpu out=": False,  # the CPU's own out= result is not its functional one; the device was compared with the latter
-    "meant": False,  # in the tables of meant.py, with its reason
-    "cpu crash": False,  # PyTorch's CPU kernel ended its process; the device was not asked
-    "stricter": False,  # refused, and not by the CPU: wrong arguments of an internal operator, out= with overlaps
-    "read first": False,  # an out= over an input, which the CPU refuses: the device has read everything by then
-    "layout": False,  # other strides, or another lazy conj/neg bit, of a fresh result: the same numbers
-    "refused": False,  # a clear refusal: names the device and what it does not support (sparse, a dtype)
+    "nearer": False,  # values beyond the tolerance of the CPU's, but as close to float64's as these (judge.py)
+    "carried": False,  # values farther from float64's than the CPU's, in a chain of steps that are right (steps.py)
+    "cpu out=": False,  # the CPU's out= result differs from its functional one; the device was compared with the latter
+    "meant": False,  # an accepted difference: ties.py, or the tables of meant.py with the reason
+    "cpu crash": False,  # PyTorch's CPU kernel crashed its process; the device was not called
+    "stricter": False,  # refused by the device only: wrong arguments of an internal operator, out= with overlaps
+    "read first": False,  # out= overlaps an input, which the CPU refuses; the device's result is right
+    "layout": False,  # a new result with other strides or another lazy conj/neg bit, and the same values
+    "refused": False,  # a clear refusal: names the device and what it does not support (sparse layout, a dtype)
 }
 
 SANITIZER_KINDS = ("out of bounds", "race", "barrier")
@@ -48,7 +48,7 @@ SANITIZER_KINDS = ("out of bounds", "race", "barrier")
 
 @dataclass
 class Finding:
-    """One way in which an entry differed; like ones of other samples are counted in ``count``."""
+    """A difference between device and CPU. Findings of the same kind and variant are counted in ``count``."""
 
     kind: str  # one of KINDS
     variant: str  # "forward", "in-place", "out=", …; "" when unknown
@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass
 class EntryResult:
-    """What happened to one operator in one dtype."""
+    """The result of checking one operator in one dtype."""
 
     op: str
     dtype: str
@@ -73,12 +73,12 @@ class EntryResult:
     both_raised: int = 0  # calls that raised on both sides
     findings: list[Finding] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)  # ATen operator: calls that fell back
-    launches: int = 0  # that the kernel sanitizer looked at, and accesses to device memory in them (`--sanitize`)
-    accesses: int = 0
+    launches: int = 0  # checked by the kernel sanitizer (`--sanitize`)
+    accesses: int = 0  # to device memory in these launches
 
     @property
     def status(self) -> str:
-        """``failed``; ``refused`` (nothing but clear refusals); ``empty`` (nothing to compare); else ``passed``."""
+        """``failed``, ``passed``, ``refused`` (nothing compared, something refused) or ``empty`` (nothing compared)."""
         if any(finding.fails for finding in self.findings):
             return "failed"
         if self.compared:
@@ -89,7 +89,7 @@ class EntryResult:
         return [finding for finding in self.findings if finding.kind == kind]
 
     def add(self, kind: str, variant: str, sample: str, message: str) -> None:
-        """Notes a finding; the first of its kind and variant is kept in full, the others are counted."""
+        """Add a finding. The first of a kind and variant is kept in full; later ones are only counted."""
         for finding in self.findings:
             if (finding.kind, finding.variant) == (kind, variant):
                 finding.count += 1
@@ -108,7 +108,7 @@ class EntryResult:
 
 @dataclass
 class Group:
-    """Failures with the same cause."""
+    """Findings with the same cause."""
 
     kind: str
     message: str  # the shortest of the group
@@ -116,7 +116,7 @@ class Group:
 
 
 def _cause(finding: Finding) -> tuple[str, str]:
-    """The key under which like findings meet: the kind, and the message without its numbers, shapes and names."""
+    """The key that groups findings: the kind, and the message without numbers, shapes and names."""
     text = finding.message.splitlines()[0] if finding.message else ""
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "…", text)
     text = re.sub(r"aten::\w+(\.\w+)?", "aten::…", text)
@@ -126,11 +126,11 @@ def _cause(finding: Finding) -> tuple[str, str]:
 
 
 def group_findings(results: Iterable[EntryResult], failing: bool = True) -> list[Group]:
-    """Groups findings by cause, largest group first.
+    """Group findings by cause, largest group first.
 
     Args:
-        results: the entries to look at.
-        failing: True for the findings that fail an entry, False for the others (nearer, cpu out=, layout, refused).
+        results: the entries whose findings are grouped.
+        failing: True for the findings that fail an entry, False for the others.
     """
     members: dict[tuple[str, str], list[tuple[EntryResult, Finding]]] = {}
     for result in results:
@@ -149,7 +149,7 @@ def group_findings(results: Iterable[EntryResult], failing: bool = True) -> list
 
 @dataclass
 class Report:
-    """The whole run: what was asked, on what, and every entry's result."""
+    """A complete run: settings, environment, and the result of every entry."""
 
     settings: dict[str, Any]
     environment: dict[str, Any]  # versions, device name, date
@@ -161,11 +161,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when something was compared and nothing failed."""
+        """True if at least one entry passed and none failed."""
         return bool(self.with_status("passed")) and not self.with_status("failed")
 
     def _sanitized(self) -> dict[str, int]:
-        """How much the kernel sanitizer looked at, and how many findings it has of each kind."""
+        """Launches and accesses checked by the kernel sanitizer, and its findings by kind."""
         return {
             "launches": sum(result.launches for result in self.results),
             "accesses": sum(result.accesses for result in self.results),
@@ -190,7 +190,7 @@ class Report:
         }
 
     def fallbacks(self) -> dict[str, dict[str, int]]:
-        """ATen operator → number of calls that fell back, and of entries that made them; most calls first."""
+        """ATen operator → number of fallback calls, and of entries that made them; most calls first."""
         calls: Counter[str] = Counter()
         entries: Counter[str] = Counter()
         for result in self.results:

@@ -1,4 +1,4 @@
-"""What the kernel sanitizer finds in the launches of a check: in a worker whose device is the sanitizer's."""
+"""Collects the kernel sanitizer's findings during a check. Runs in a worker whose device is the sanitizer's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LaunchWatch:
-    """Collects findings by the call that was announced before them; calls raise none of them meanwhile."""
+    """Assigns each finding to the call announced before it. Launches do not raise while this exists."""
 
     def __init__(self) -> None:
         self._left = ExitStack()
@@ -23,17 +23,17 @@ class LaunchWatch:
         self.begin()
 
     def begin(self) -> None:
-        """What comes now belongs to another entry."""
+        """Start a new entry: discard earlier findings and restart the counts."""
         sanitizer.take()
         self._at, self._found, self._before = "", [], sanitizer.counts()
 
     def announced(self, call: str) -> None:
-        """What comes now belongs to this call: «sample 3, in-place»."""
+        """Assign the findings from now on to this call, such as "sample 3, in-place"."""
         self._found += [(self._at, one) for one in sanitizer.take()]
         self._at = call
 
     def end(self, result: EntryResult) -> None:
-        """Notes what was found since `begin`, and how much was looked at."""
+        """Add the findings since `begin`, and the numbers of launches and accesses checked, to the result."""
         self.announced("")
         for call, finding in self._found:
             sample, _, variant = call.partition(", ")

@@ -1,7 +1,7 @@
-"""Sizes that do not fit: one size of one tensor of a call is another one. What the CPU refuses, the device must refuse.
+"""Mismatched sizes: changes one size of one tensor of a call. The device must refuse what the CPU refuses.
 
-Compared are whether there is an error, its type, and the shapes and dtypes of results; no values, since PyTorch's CPU
-kernels may read beyond memory at such sizes. Some of them end the process at that: they run in a child of their own.
+Compares whether there is an error, its type, and the shapes and dtypes of results. Values are not compared, because
+PyTorch's CPU kernels may read out of bounds at such sizes. Some crash, so the CPU's calls run in child processes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torch_backplane.conformance.settings import Settings
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
-SAMPLES = 8  # of an operator, unless the settings say another number
-TENSORS = 4  # of a sample, and dimensions of a tensor, that are changed
-MOST_ELEMENTS = 20_000  # of a tensor in a sample
-MOST_TENSORS = 40
-MOST_CALLS = 400
-# An index out of range is a RuntimeError in some of PyTorch's CPU kernels of these, and an IndexError in others.
+SAMPLES = 8  # per operator, unless the settings specify another number
+TENSORS = 4  # tensors of a sample, and dimensions of a tensor, that are changed
+MOST_ELEMENTS = 20_000  # of a tensor; samples with larger ones are skipped
+MOST_TENSORS = 40  # of a sample; samples with more are skipped
+MOST_CALLS = 400  # per operator
+# For an index out of range, some of PyTorch's CPU kernels of these raise a RuntimeError, and others an IndexError.
 EITHER_ERROR = {"index_add", "index_select"}
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def misfits(arguments: Arguments, chosen: random.Random) -> Iterator[tuple[str, Arguments]]:
-    """(which size, the arguments) with one size changed: to none, one, one more, or more than twice as many."""
+    """Yield (which size, arguments) with one size changed to 0, 1, one more, or more than twice as many."""
     for which, tensor in enumerate(tensors(arguments)[:TENSORS]):
         for dim, size in enumerate(tensor.shape[:TENSORS]):
             for other in chosen.sample(sorted({0, 1, size + 1, 2 * size + 3} - {size}), 2):
@@ -45,7 +45,7 @@ def misfits(arguments: Arguments, chosen: random.Random) -> Iterator[tuple[str, 
 
 
 def _replaced(arguments: Arguments, which: int, shape: Sequence[int]) -> Arguments:
-    """With zeros for integers, which may be indices, and chances for other numbers."""
+    """Replace tensor `which` by one of another shape: zeros for integers, which can be indices, else random numbers."""
     position = -1
 
     def replaced(value: Any) -> Any:
@@ -67,7 +67,7 @@ def _replaced(arguments: Arguments, which: int, shape: Sequence[int]) -> Argumen
 
 
 class SizesCheck:
-    """One operator in one dtype."""
+    """Checks one operator in one dtype."""
 
     def __init__(
         self, op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
@@ -78,13 +78,13 @@ class SizesCheck:
         self.device = device
         self.announce = announce
         self.result = EntryResult(op.full_name, str(dtype).removeprefix("torch."))
-        self.error = Exception()  # the last one
+        self.error = Exception()  # raised by the last call that failed
 
     def run(self) -> EntryResult:
         start = time.perf_counter()
         calls = list(islice(self._calls(), MOST_CALLS))
         for (which, call), expected in zip(calls, self._on_cpu([call for _, call in calls]), strict=True):
-            if expected is None:  # the CPU's process was gone, and so might this one be, by a fallback
+            if expected is None:  # the CPU's call crashed; the device's can crash this process, too, by a fallback
                 self.result.both_raised += 1
             else:
                 self._compare(which, call, expected, self._outcome(call, self.device))
@@ -114,7 +114,7 @@ class SizesCheck:
         return f"{self.op.full_name}({', '.join(words)})"
 
     def _outcome(self, call: Arguments, device: torch.device) -> list[Any]:
-        """[type of the error, its text], or ["", shapes and dtypes of results]."""
+        """Return [type of the error, its text], or ["", shapes and dtypes of results]."""
         self.announce(self._describe(call) + (" (on the CPU)" if device == _CPU else ""))
         torch.manual_seed(SEED)
         try:
@@ -127,18 +127,18 @@ class SizesCheck:
                 _finish(device)
         except Exception as error:
             self.error = error
-            with contextlib.suppress(Exception):  # what the call began may report another one, which is not the next's
+            with contextlib.suppress(Exception):  # a second error of this call must not be reported by the next one
                 _finish(device)
             return [type(error).__name__, next(iter(str(error).splitlines()), "")[:300]]
         return ["", [_brief(one) for one in tensors((found,))]]
 
     def _on_cpu(self, calls: Sequence[Arguments]) -> list[list[Any] | None]:
-        """The outcomes; None for a call that ends its process."""
+        """The outcomes on the CPU; None for a call that crashes its process."""
         return list(wire.in_children(calls, lambda call: self._outcome(call, _CPU)))
 
     def _compare(self, which: str, call: Arguments, expected: list[Any], actual: list[Any]) -> None:
         raised, refused = expected[0], actual[0]
-        internal = self.op.name.startswith(("_", "native_"))  # people reach it through others, which give what fits
+        internal = self.op.name.startswith(("_", "native_"))  # called by other operators, with matching sizes
         note = lambda kind, text: self.result.add(kind, which, self._describe(call), text)  # noqa: E731
         if not raised and not refused:
             self.result.compared += 1
@@ -159,9 +159,9 @@ class SizesCheck:
 def check_sizes(
     op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
 ) -> EntryResult:
-    """Calls an operator (an `OpInfo`) in one dtype with sizes that do not fit, and compares what is refused.
+    """Call an operator (an `OpInfo`) in one dtype with mismatched sizes, and compare errors and shapes with the CPU's.
 
     Args:
-        announce: told before each call which one it is.
+        announce: called with a description of each call before it runs.
     """
     return SizesCheck(op, dtype, settings, device, announce).run()

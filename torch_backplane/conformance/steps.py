@@ -1,10 +1,10 @@
-"""Is every step of a call right, where its result is not?
+"""Checks every step of a call whose result is farther from float64's than the CPU's.
 
-Many entries of the database are chains of operators, and a chain passes on what each operator rounds: where scores of
-7,000 go through a softmax, an error of 3e-4 that the CPU has as well becomes one of the result. Two chains whose steps
-are equally exact then end equally far from float64's on average, and not in each sample. So a result that is farther
-is judged again, step by step: each operator that the call comes to on the device is given the device's own inputs on
-the CPU, in their dtype and in float64.
+Many entries of the database are chains of operators, and a chain propagates the rounding errors of each operator. For
+example, an error of 3e-4 in scores of 7,000, which the CPU has, too, becomes an error of their softmax. The results of
+two chains with equally exact steps are equally far from float64's on average, but not in each sample. So such a result
+is checked step by step: each operator of the call on the device is repeated on the CPU with the device's own inputs, in
+their dtype and in float64.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from torch_backplane.conformance.transfer import WIDER, Transfer, leaves, tensor
 
 _CPU = torch.device("cpu")
 
-# The error of a chain may be this many times the CPU's: more is no chance.
+# The error of a chain may be this many times the CPU's. More is not explained by chance.
 TIMES_OF_CHAIN = 16.0
 
 Call = Callable[[torch.device, TorchDispatchMode], Any]
 
 
 def carried(call: Call, device: torch.device, exact: Callable[[], Any]) -> str:
-    """What to say of a chain of which every step is right; "" where one is not, or nobody can tell.
+    """Return a message if every step of the call is right, and "" if one is wrong or cannot be checked.
 
-    A step is right if the CPU's tolerances hold (`judge.compare`), and if its largest error is one that `--accuracy`
-    allows beside the CPU's. The device must have come to the same operators as the CPU, with the same numbers and
-    shapes, and to two at least that round.
+    A step is right if it is within the tolerances of the CPU's (`judge.compare`), and if `--accuracy` would allow its
+    largest error (`allowed_error`). The device must have called the same operators as the CPU, with the same numbers
+    and shapes, and at least two of them must round. The error of the whole call is limited by `TIMES_OF_CHAIN`.
 
     Args:
-        call: makes the call and, of gradients, the backward, on the device that it is given, with the same inputs;
-            in the mode that it is given, but for what copies inputs there. Returns a tree of what came of it.
-        exact: the same tree, of the CPU in float64.
+        call: makes the call (for gradients, also the backward pass) with the same inputs on the given device, under the
+            given mode except for copies of inputs. Returns a tree of results.
+        exact: returns the same tree, computed on the CPU in float64.
     """
     asked, found = _Operators(), _Judge()
     on_cpu, on_device = call(_CPU, asked), call(device, found)
     if found.wrong or found.made != asked.made or found.rounding < 2 or not _is_near(on_device, on_cpu, exact()):
         return ""
-    return f"each of the {found.rounding} steps that round is as exact as the CPU's"
+    return f"each of the {found.rounding} steps with rounding is as exact as the CPU's"
 
 
 def _is_near(on_device: Any, on_cpu: Any, exact: Any) -> bool:
@@ -61,7 +61,7 @@ def _is_near(on_device: Any, on_cpu: Any, exact: Any) -> bool:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts the operators of a call, by their names, numbers and shapes."""
+    """Counts the operators of a call by name, numbers and shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,26 +79,26 @@ class _Operators(TorchDispatchMode):
 
 
 class _Judge(_Operators):
-    """Makes each call of the device once more on the CPU, twice, and compares."""
+    """Repeats each operator of the device on the CPU, in the same dtype and in a wider one, and compares."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounding = 0  # steps that are not exact
+        self.rounding = 0  # number of steps with rounding errors
         self.wrong: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         narrow, wide = (Transfer(_CPU, wider=wider)(given) for wider in (False, True))
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if "empty" not in func.__name__:  # memory as it was found
+        if "empty" not in func.__name__:  # uninitialized
             try:
                 self._compare(func, (given, result), narrow, wide)
-            except Exception as error:  # the CPU cannot do it: then nobody can tell
+            except Exception as error:  # the CPU cannot run it, so the step cannot be checked
                 self.wrong.append(f"{func}: {error}")
         return result
 
     def _compare(self, func: Any, found: Any, narrow: Any, wide: Any) -> None:
-        """Of results and arguments, which may have been written."""
+        """Compare the results, and the arguments, which the operator can have written to."""
         found, expected, exact = (
             tensors(one)
             for one in (

@@ -1,4 +1,4 @@
-"""Operators that leave open which of equal elements they find: from other places than the CPU's is meant."""
+"""Operators that may return any of several equal elements. Indices that differ from the CPU's are accepted then."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 
-# By name, which of the arguments after the input is the dimension; None where it is always the first one.
+# For each operator, the position of `dim` among the arguments after the input; None: the dimension is always 0.
 _DIM = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1, "msort": None}
 
-REASON = "which of equal elements is found is left open"
+REASON = "PyTorch does not specify which of several equal elements is found"
 
 
 def leaves_open(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call does: a stable sort does not."""
+    """Whether the choice among equal elements is unspecified for this call. It is specified for a stable sort."""
     return operator in _DIM and not kwargs.get("stable")
 
 
 def values_and_places(
     operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any, actual: Any
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The values that a call is to find, on the CPU, and the places where it found them; None where it returns none."""
+    """Return (values, the indices found for them), on the CPU; None if the operator returns no indices."""
     if operator == "msort":
         return None
     if operator == "argsort":
@@ -29,7 +29,7 @@ def values_and_places(
 
 
 def are_places(operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-    """Whether the indices of ``result``, (values, indices) on the CPU, are places of its values, none of them twice."""
+    """Whether the indices of ``result``, (values, indices) on the CPU, point to its values and are distinct."""
     values, indices = (leaf.detach() for leaf in result)
     dim = _dim(operator, first, args, kwargs)
     if first.dim() == 0:
@@ -54,7 +54,7 @@ def same_gradients(
     expected: torch.Tensor,
     actual: torch.Tensor,
 ) -> bool:
-    """Whether two gradients of ``first`` on the CPU are the same but for their places among equal elements."""
+    """Whether two gradients of ``first`` on the CPU are equal up to permutations among equal elements."""
     dim = _dim(operator, first, args, kwargs)
     if first.dim() == 0 or expected.shape != actual.shape:
         return False

@@ -1,9 +1,9 @@
-"""The same tensors on two devices: rebuilds a tree of arguments or results elsewhere, storage by storage.
+"""Copies a tree of arguments or results to another device, storage by storage.
 
-Moving with ``tensor.to`` would lose what makes an argument interesting: tensors that share a storage, gaps and expanded
-dimensions, lazy conjugation. So each storage is copied once, as plain bytes, and every tensor is laid over its copy.
-It needs little of a device (an empty tensor, a contiguous byte copy, ``set_``), so that a device whose copies of
-strided tensors are wrong is caught by the operators that are being checked and not here.
+``tensor.to`` would not preserve shared storages, gaps, expanded dimensions and lazy conjugation. So each storage is
+copied once, as bytes, and every tensor becomes a view of the copy. This uses few features of the device (an empty
+tensor, a contiguous byte copy, ``set_``), so that a device with wrong strided copies fails in the operators under test
+and not here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-# The dtype in which the CPU's own rounding can be told from a mistake.
+# For each dtype, one wide enough to distinguish rounding from errors.
 WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -23,7 +23,7 @@ WIDER = {
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested lists, tuples, dicts and slices, with the path that leads to it (``[0].grad``)."""
+    """Yield (path, leaf) for every leaf of nested lists, tuples, dicts and slices. A path looks like ``[0]['dim']``."""
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
         for index, item in enumerate(tree):
             yield from leaves(item, f"{path}[{index}]")
@@ -37,29 +37,32 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree, in order."""
+    """Return the tensors of a tree, in order."""
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def spaced(tensor: torch.Tensor) -> torch.Tensor:
-    """Uninitialized, of the same shape, with a gap after every element: all strides are doubled."""
+    """Return an uninitialized tensor of the same shape with a gap after every element: all strides are doubled."""
     return torch.empty((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)[..., 0]
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """Uninitialized, of the same shape, the first dimension innermost in memory, with a gap before every run of it."""
+    """Return an uninitialized tensor of the same shape whose first dimension is innermost in memory.
+
+    There is a gap before every run of that dimension.
+    """
     *outer, inner = reversed(tensor.shape)
     return torch.empty((*outer, inner + 1), dtype=tensor.dtype, device=tensor.device)[..., 1:].permute(
         *reversed(range(tensor.dim()))
     )
 
 
-# Layouts that are not contiguous.
+# Non-contiguous layouts.
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"strided": spaced, "transposed": transposed}
 
 
 def noncontiguous(tree: Any, layout: Callable[[torch.Tensor], torch.Tensor] = spaced) -> Any:
-    """The tree with the same numbers in each tensor, laid out otherwise."""
+    """Return the tree with the same values, and each tensor in the given layout."""
     if isinstance(tree, torch.Tensor) and tree.layout == torch.strided and tree.dim() and not tree.is_conj():
         return layout(tree).copy_(tree.detach()).requires_grad_(tree.requires_grad)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
@@ -71,21 +74,23 @@ def noncontiguous(tree: Any, layout: Callable[[torch.Tensor], torch.Tensor] = sp
 
 
 class Transfer:
-    """Copies trees to one device. Within one instance, tensors that share a storage go on sharing it.
+    """Copies trees to one device. Within one instance, the copies of tensors that share a storage share one, too.
 
-    ``wider``: floating-point and complex tensors, and dtypes, become float64 and complex128, with the same strides.
-    Those of different dtypes then share no storage.
+    With ``wider``, floating-point and complex tensors, and dtypes, are converted to float64 and complex128, with the
+    same strides. Tensors of different dtypes then do not share a storage.
     """
 
     def __init__(self, device: torch.device, *, wider: bool = False) -> None:
         self.device = device
         self._wider = WIDER if wider else {}
         self._storages: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
-        self._sources: list[torch.UntypedStorage] = []  # kept alive, so that no key is used twice
+        self._sources: list[torch.UntypedStorage] = []  # kept alive, so that addresses are not reused as keys
 
     def __call__(self, tree: Any) -> Any:
-        """A copy of the tree on the device; everything that is not a tensor, device or generator stays as it is (and
-        dtypes, unless they get wider)."""
+        """Return a copy of the tree on the device.
+
+        Tensors, devices, generators and, with ``wider``, dtypes are replaced. Other leaves stay as they are.
+        """
         if isinstance(tree, torch.Tensor):
             return self.tensor(tree)
         if isinstance(tree, torch.Size):
@@ -101,14 +106,14 @@ class Transfer:
             return self.device
         if isinstance(tree, torch.dtype):
             return self._wider.get(tree, tree)
-        if isinstance(tree, str) and tree == "cpu":  # no operator takes this word for anything but a device
+        if isinstance(tree, str) and tree == "cpu":  # in every operator, this string is a device
             return str(self.device)
         if isinstance(tree, torch.Generator):
             return torch.Generator(self.device).manual_seed(tree.initial_seed())
         return tree
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of one tensor: same layout over a copy of its storage, same conj/neg bit, same ``requires_grad``."""
+        """Return a copy of a tensor with the same strides, conj and neg bits, and ``requires_grad``."""
         dtype = self._wider.get(tensor.dtype, tensor.dtype)
         if tensor.layout != torch.strided:
             return tensor.detach().to(self.device, dtype, copy=True)

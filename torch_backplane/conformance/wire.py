@@ -1,7 +1,7 @@
-"""Calls that may end their process, made in another one; and their results, tensors with all of the memory behind them,
-shared where they share it.
+"""Runs calls that can crash in child processes, and sends their results back.
 
-`torch.save` refuses memory that tensors of two dtypes share, and tensors that are zero without memory.
+Tensors are sent with their whole storages, and shared storages stay shared. `torch.save` cannot do this: it refuses
+storages shared by tensors of different dtypes, and zero tensors without memory.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from typing import IO, Any, TypeVar
 
 import torch
 
-CPU_SECONDS = 60  # for one call that a child makes
+CPU_SECONDS = 60  # limit for one call in a child
 
 Asked = TypeVar("Asked")
 
 
 def in_children(calls: Sequence[Asked], answer: Callable[[Asked], Any]) -> Iterator[Any]:
-    """answer(call) of each of the calls, made in children. Each ends with its work, or with a call that ends it.
+    """Yield answer(call) for each call, evaluated in child processes.
 
-    None where a call ends a process that has done nothing else, or has an answer that cannot be read.
+    A child evaluates the calls in order until it crashes. The call that it crashed in is tried once more in a new
+    child. None is yielded if a call crashes a child as its first call, or if its answer cannot be read.
     """
     done = 0
     while done < len(calls):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
+            warnings.simplefilter("ignore")  # about a fork in a process with threads; the child uses only the CPU
             child = os.fork()
         if child == 0:
             try:
                 os.close(reading)
                 with os.fdopen(writing, "wb") as answers:
                     for call in calls[done:]:
-                        signal.alarm(CPU_SECONDS)  # nobody else would end it
+                        signal.alarm(CPU_SECONDS)  # the parent has no timeout
                         send(answers, answer(call))
             finally:
                 os._exit(0)
@@ -56,7 +57,7 @@ def in_children(calls: Sequence[Asked], answer: Callable[[Asked], Any]) -> Itera
 
 
 def send(to: IO[bytes], tree: Any) -> None:
-    """Writes its length and what it is."""
+    """Write the length of the pickled tree, and the pickled tree."""
     memory = io.BytesIO()
     _Pickler(memory, protocol=pickle.HIGHEST_PROTOCOL).dump(tree)
     to.write(memory.tell().to_bytes(8, "little") + memory.getvalue())
@@ -64,7 +65,7 @@ def send(to: IO[bytes], tree: Any) -> None:
 
 
 def received(begun: IO[bytes]) -> Any:
-    """None where the other end is gone, or had tensors that are none: something was written over them."""
+    """Read a tree. Returns None if the sender has ended, or sent corrupt tensors, overwritten by a faulty kernel."""
     length = int.from_bytes(begun.read(8), "little")
     content = begun.read(length) if length else b""
     try:
@@ -74,7 +75,7 @@ def received(begun: IO[bytes]) -> Any:
 
 
 class _Memory:
-    """A storage, which is one again for all tensors that were in it."""
+    """A storage that is pickled once for all tensors that share it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage

@@ -1,10 +1,10 @@
-"""A worker process: checks the entries that its parent names, one after the other.
+"""A worker process: checks entries one after the other, as requested by its parent.
 
     python -m torch_backplane.conformance.worker
 
-Speaks JSON lines: settings and requests on stdin, answers on what was stdout when it started. Anything that operators
-print goes to stderr. Answers: ``ready`` (with facts about the environment), ``entries``, ``at`` (what is about to run),
-``result``, ``fatal`` (cannot work at all).
+The protocol is JSON lines: settings and requests on stdin, answers on the original stdout. Output of operators goes to
+stderr. Answers: ``ready`` (with the environment), ``entries``, ``at`` (the call that is about to run), ``result``,
+``fatal`` (the worker cannot run).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch_backplane.conformance.settings import Settings
 
 
 def _claim_stdout() -> TextIO:
-    """The channel to the parent; from here on file descriptor 1 is stderr."""
+    """Return the channel to the parent, and redirect file descriptor 1 to stderr."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return channel
 
 
 def _fallback_counters(device_type: str) -> Any:
-    """What counts the ATen operators that ran on the CPU in place of the device; None where nothing can fall back."""
+    """The module that counts fallbacks to the CPU, or None if the device under test is the CPU."""
     if device_type == "cpu":
         return None
     from torch_backplane import _C
@@ -44,7 +44,7 @@ def _launch_watch() -> Any:
 
 
 class Worker:
-    """The state of one worker: the operators, and the device under test."""
+    """The state of a worker: the operators and the device under test."""
 
     def __init__(self, settings: Settings, channel: TextIO) -> None:
         import torch
@@ -56,7 +56,7 @@ class Worker:
         self.settings = settings
         self.channel = channel
         self.ops = catalogue.load(settings.database)
-        self.device = torch.empty(0, device=settings.device).device  # with its index, and it works at all
+        self.device = torch.empty(0, device=settings.device).device  # with its index; fails if there is no such device
         self.watch = _launch_watch() if settings.sanitize else None
 
     def send(self, **message: Any) -> None:
@@ -116,7 +116,7 @@ class Worker:
 
 
 def main() -> None:
-    """Answers requests until stdin closes."""
+    """Answer requests until stdin closes."""
     faulthandler.enable()
     channel = _claim_stdout()
     try:

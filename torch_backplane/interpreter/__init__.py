@@ -1,14 +1,14 @@
-"""A kernel interpreter: runs the text of kernels on the host and tells an observer of each access to memory.
+"""A kernel interpreter: runs kernels on the host and calls an observer for each memory access.
 
-A tool: the audit and the kernel sanitizer bring the observers. `import torch_backplane` does not load it.
+The audit and the kernel sanitizer provide the observers. `import torch_backplane` does not load this package.
 
-    language.py          what a language is, and the text of a kernel as it is compiled
-    opencl_c.py          OpenCL C, by clang; opencl_builtins.py has its functions
-    cuda_cpp.py          CUDA C++, by the system's C++ compiler
-    library.py           compiling and loading runtime.cpp with an observer, and kernels
-    runtime.cpp          memory, launches, groups, barriers, swaps; interpreter.h is what it shares with observers
-    device.py            a device of the driver contract
+    language.py          base class of languages, and the source as it is compiled
+    opencl_c.py          OpenCL C, compiled with clang; opencl_builtins.py has its built-in functions
+    cuda_cpp.py          CUDA C++, compiled with the system's C++ compiler
+    library.py           compiles and loads runtime.cpp with an observer, and kernels
+    runtime.cpp          memory, launches, groups, barriers, atomics; interpreter.h is shared with observers
+    device.py            a device for the driver interface
 
-A shuffle is an exchange among items that take turns, in subgroups of 32, whatever the language. A word that no text
-uses yet has its place: dynamic shared memory is an array that a launch sizes.
+Shuffles exchange values between work items that take turns, in subgroups of 32 in every language. Dynamic shared memory
+is not supported, because no kernel uses it.
 """

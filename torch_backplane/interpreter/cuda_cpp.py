@@ -12,17 +12,17 @@ from itertools import product
 from torch_backplane.interpreter.language import WORDS, Language, NoCompiler
 from torch_backplane.interpreter.opencl_builtins import BINARY, UNARY
 
-# Vectors, and stores that were several, are no instructions of the kernel's; a memset that the compiler made of a loop
-# would not be seen as such.
+# No vectorization and no merging of stores, which would change the accesses that the kernel makes. No memset or memcpy
+# calls in place of loops, which would not be instrumented.
 _OPTIONS = (
     *("-x", "c++", "-std=gnu++17", "-O2", "-w", "-fPIC", "-fsanitize=thread", "-fno-exceptions"),
     *("-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-tree-sra"),
     *("-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-builtin-memset", "-fno-builtin-memcpy"),
 )
-# These only GCC has.
+# Options that only GCC has.
 _GCC_OPTIONS = ("-fno-tree-loop-distribute-patterns", "-fno-store-merging")
 
-# Groups run one after another, so that `__shared__` arrays can be static.
+# Groups run one after another, so `__shared__` arrays can be static.
 _TYPES = """\
 typedef unsigned int uint;
 typedef unsigned short ushort;
@@ -81,7 +81,7 @@ template <class T> static inline T interpreter_shuffled(const T value, const uin
 
 
 def _mathematics() -> Iterator[str]:
-    """Declarations, as headers would bring names that kernels have, too."""
+    """Yield declarations of math functions. The headers would also declare names that kernels use."""
     for count, names in enumerate((UNARY, BINARY, "fma"), 1):
         for name, (kind, ending) in product(names.split(), (("float", "f"), ("double", ""))):
             yield f"{kind} {name}{ending}({', '.join([kind] * count)});\n"
@@ -94,14 +94,14 @@ class CudaCpp(Language):
     entry = r"\b__global__\s+void(?:\s+__launch_bounds__\(\d+\))?"
 
     def compiler(self) -> str:
-        """What CXX names, else c++, g++ or clang++."""
+        """Return the path of the compiler: the one in CXX, else c++, g++ or clang++."""
         named = os.environ.get("CXX", "").strip()
         candidates = [named] if named else ["c++", "g++", "clang++"]
         for one in filter(None, map(shutil.which, candidates)):
             _known_options(one)
             return one
-        wanted = f"CXX={named!r} names none" if named else f"there is none of {', '.join(candidates)}"
-        raise NoCompiler(f"kernels are compiled with the system's C++ compiler, and {wanted}")
+        wanted = f"CXX={named!r} is not found" if named else f"none of {', '.join(candidates)} is found"
+        raise NoCompiler(f"kernels are compiled with the system's C++ compiler, but {wanted}")
 
     def options(self) -> tuple[str, ...]:
         return _known_options(self.compiler())
@@ -112,12 +112,16 @@ class CudaCpp(Language):
 
 @functools.cache
 def _known_options(compiler: str) -> tuple[str, ...]:
-    """Those that this compiler knows. NoCompiler where it knows no -fsanitize=thread."""
+    """Return the options that the compiler supports.
+
+    Raises:
+        NoCompiler: it does not support -fsanitize=thread.
+    """
 
     def takes(*options: str) -> bool:
         command = [compiler, *options, "-fsyntax-only", os.devnull]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     if not takes(*_OPTIONS):
-        raise NoCompiler(f"kernels need a compiler with -fsanitize=thread, and {compiler} refuses it")
+        raise NoCompiler(f"kernels need a compiler with -fsanitize=thread, which {compiler} does not support")
     return (*_OPTIONS, *(one for one in _GCC_OPTIONS if takes("-Werror", *_OPTIONS, one)))

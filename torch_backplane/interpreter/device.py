@@ -1,4 +1,4 @@
-"""A device of the driver contract whose memory is the host's and whose kernels the interpreter runs."""
+"""A device for the driver interface, with host memory and kernels that run in the interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Segment:
 
 
 class InterpreterDevice(Device):
-    """Synchronous."""
+    """A synchronous device whose kernels run in an interpreter."""
 
     def __init__(self, interpreter: Interpreter, properties: DeviceProperties) -> None:
         self.interpreter = interpreter
@@ -24,7 +24,7 @@ class InterpreterDevice(Device):
     def allocate(self, nbytes: int) -> Segment:
         address = self.interpreter.functions.interpreter_allocate(nbytes)
         if not address:
-            raise MemoryError(f"the host has no {nbytes:,} bytes")
+            raise MemoryError(f"cannot allocate {nbytes:,} bytes of host memory")
         return Segment(address, nbytes)
 
     def free(self, handle: Segment) -> None:

@@ -1,7 +1,7 @@
-"""Languages of kernels, and the text of a kernel as it is compiled: its words before it, a function to call behind it.
+"""Languages of kernels, and the source that is compiled: a prelude, the unchanged kernel source, and an entry function.
 
-Nothing of the text itself is changed. That each access is seen is the compiler's work (-fsanitize=thread calls a
-function before each one); what it would not see is spelled by a language's `before`, or refused.
+The compiler instruments each memory access (-fsanitize=thread inserts a function call before it). For accesses that it
+would not instrument, a language's `before` has definitions that do, or the kernel is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-# What runtime.cpp has for kernels, as C++ and OpenCL C declare it. A place is a global, local or group number, a global
-# size, a group size or a number of groups, with three dimensions each.
+# Declarations of runtime.cpp's functions for kernels, in C++ and OpenCL C. interpreter_place returns a global, local or
+# group ID, a global size, a group size or a number of groups, in one of three dimensions.
 WORDS = """\
 ulong interpreter_place(uint which) __attribute__((const));  // one work item, one answer
 void interpreter_barrier(uint flags);
@@ -39,20 +39,20 @@ ITEM_BYTES = {"char": 1, "short": 2, "int": 4, "long": 8, "float": 4, "double": 
 
 
 class NoCompiler(RuntimeError):
-    """There is no compiler for a language, or it cannot do what the interpreter needs."""
+    """There is no compiler for a language, or it lacks a feature that the interpreter needs."""
 
 
 class Language(ABC):
-    """How kernels of one language become libraries of the host."""
+    """Compiles kernels of one language to libraries for the host."""
 
     name: ClassVar[str]
-    suffix: ClassVar[str]  # of files
-    entry: ClassVar[str]  # a regular expression for what a kernel begins with, up to its name
-    has_offsets: ClassVar[bool]  # whether a ulong of bytes follows each parameter of device memory
+    suffix: ClassVar[str]  # of source files
+    entry: ClassVar[str]  # regular expression for the beginning of a kernel, up to its name
+    has_offsets: ClassVar[bool]  # whether each parameter of device memory is followed by its offset in bytes, a ulong
 
     @abstractmethod
     def compiler(self) -> str:
-        """Its path.
+        """Return the path of the compiler.
 
         Raises:
             NoCompiler: there is none.
@@ -60,23 +60,25 @@ class Language(ABC):
 
     @abstractmethod
     def options(self) -> Sequence[str]:
-        """With which kernels are compiled."""
+        """Return the compiler options for kernels."""
 
     @abstractmethod
     def before(self, text: str) -> str:
-        """What spells the words of a text, and for `interpreter_run`: the type ulong, INTERPRETER_ENTRY (how a function
-        begins that has its name in the library, too) and INTERPRETER_OWN (memory of the work item).
+        """Return the prelude of a kernel source: the definitions that it needs.
+
+        For `interpreter_run`, the prelude defines the type ulong, INTERPRETER_ENTRY (declares an exported, unmangled
+        function) and INTERPRETER_OWN (the address space of the work item's own memory).
 
         Raises:
-            RuntimeError: the text has accesses to memory that would not be seen.
+            RuntimeError: the source has memory accesses that would not be instrumented.
         """
 
     def functions(self) -> Mapping[str, tuple[str, Sequence[str]]]:
-        """Functions of the language: (text, options) by the names of files."""
+        """Return the sources of the language's built-in functions: file name → (source, compiler options)."""
         return {}
 
     def version(self) -> str:
-        """What its compiler says of itself."""
+        """Return the version text of the compiler."""
         return _version(self.compiler())
 
 
@@ -87,11 +89,11 @@ def _version(compiler: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """A text to compile, and what messages need.
+    """A source to compile, with names and sizes for messages.
 
     Args:
-        names: for each argument of a launch the parameter that it is.
-        item_bytes: of the elements that it points to; 0 for numbers.
+        names: the parameter for each argument of a launch.
+        item_bytes: for each argument, the size of the elements that it points to; 0 for numbers.
     """
 
     text: str
@@ -100,15 +102,15 @@ class Text:
 
 
 def translated(language: Language, text: str, entry: str) -> Text:
-    """The text for the compiler, with the function `interpreter_run`, which takes a launch's arguments.
+    """Return the source to compile, with the function `interpreter_run`, which takes the arguments of a launch.
 
     Raises:
-        RuntimeError: there is no kernel `entry`, or one with parameters that are not understood; or accesses to memory
-            that would not be seen.
+        RuntimeError: there is no kernel `entry`, its parameters are not supported, or the source has memory accesses
+            that would not be instrumented.
     """
     found = re.search(rf"{language.entry}\s{re.escape(entry)}\s*\(([^)]*)\)", text)
     if found is None:
-        raise RuntimeError(f"the interpreter finds no kernel «void {entry}(…)» in the text")
+        raise RuntimeError(f"the interpreter finds no kernel «void {entry}(…)» in the source")
     given: list[str] = []
     names: list[str] = []
     sizes: list[int] = []
@@ -124,7 +126,7 @@ def translated(language: Language, text: str, entry: str) -> Text:
             continue
         if language.has_offsets:
             if not re.search(r"\bglobal\b", kind) or not parameters or not re.search(r"\bulong\b", parameters[0]):
-                raise RuntimeError(f"«{kind}{name}» of {entry} is no device memory with an offset behind it")
+                raise RuntimeError(f"«{kind}{name}» of {entry} is not a global pointer followed by a ulong offset")
             parameters.pop(0)
             given += [f"({kind.strip()})given[{number}].memory", f"given[{number}].offset"]
         else:
@@ -141,8 +143,12 @@ def _item_bytes(kind: str) -> int:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """What a command prints. RuntimeError with what it says where it fails."""
+    """Run a command and return its output.
+
+    Raises:
+        RuntimeError: it failed. The message is its error output.
+    """
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise RuntimeError(result.stderr or f"{arguments[0]} ended with {result.returncode}")
+        raise RuntimeError(result.stderr or f"{arguments[0]} failed with exit code {result.returncode}")
     return result.stdout

@@ -1,4 +1,4 @@
-"""Compiling and loading: the runtime with an observer, and kernels that call it."""
+"""Compiles and loads the runtime with an observer, and the kernels that call it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SOURCE, _HEADER = _HERE / "runtime.cpp", _HERE / "interpreter.h"
 _RUNTIME_OPTIONS = ("-std=c++17", "-U_FORTIFY_SOURCE")
 _LIBRARY_OPTIONS = ("-O2", "-w", "-fPIC", "-c")
 _LIBRARIES = ("-lstdc++", "-lm", "-lpthread", "-lc")
-# No libraries but the named ones: functions that would not be seen are not found, and -fsanitize=thread brings none.
+# Link only the listed libraries: calls of functions that are not instrumented fail to link, and the library of
+# -fsanitize=thread is not added.
 _LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
-# Local memory is what a kernel's library has of zeros, and its bounds have names.
+# Local memory is the zero-initialized data of a kernel's library. The script defines symbols for its bounds.
 _SCRIPT = """\
 SECTIONS {
   interpreter_local (NOLOAD) : { interpreter_local_begin = .; *(.bss .bss.* COMMON) interpreter_local_end = .; }
@@ -31,23 +32,23 @@ SECTIONS {
 
 
 def integers(*names: str) -> list[tuple[str, Any]]:
-    """Fields of a ctypes.Structure."""
+    """Return uint64 fields for a ctypes.Structure."""
     return [(name, ctypes.c_uint64) for name in names]
 
 
 class NativeKernel(ctypes.Structure):
-    """What the launcher is given of a kernel."""
+    """The kernel structure that the launcher takes; `Kernel` in interpreter.h."""
 
     _fields_: ClassVar = integers("run", "has_barriers", "number", "image_begin", "local_begin", "local_end")
 
 
 class Interpreter:
-    """The runtime with an observer, loaded.
+    """The runtime with an observer, compiled and loaded.
 
     Args:
-        name: of the observer; those that are loaded have different ones.
-        observer: its file, see interpreter.h.
-        prototypes: (result, arguments) of the functions of the observer that Python calls.
+        name: name of the observer, unique in the process.
+        observer: the observer's header file, see interpreter.h.
+        prototypes: (result, arguments) of the observer's functions that Python calls.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Interpreter:
         self._name, self._observer = f"libbackplane_{name}.so", observer
         self._by_text: dict[tuple[str, str], Kernel] = {}
         self._lock = threading.Lock()
-        # It stays, as kernels are linked with it.
+        # The file is kept because kernels are linked with it.
         self._folder = tempfile.TemporaryDirectory(prefix="backplane-interpreter-")
         self.path = os.path.join(self._folder.name, self._name)
         Path(self.path).write_bytes(self._build_runtime())
@@ -77,7 +78,11 @@ class Interpreter:
         }
 
     def build(self, text: str, entry: str) -> Kernel:
-        """The kernel, once for each text. RuntimeError with what the compiler says, where it refuses."""
+        """Compile a kernel, or return the one compiled earlier from the same source.
+
+        Raises:
+            RuntimeError: compiling failed. The message has the compiler's errors.
+        """
         with self._lock:
             if (known := self._by_text.get((text, entry))) is not None:
                 return known
@@ -125,7 +130,7 @@ class Interpreter:
         return self._built(["interpreted kernel", self._name, *options, _SCRIPT, text], build)
 
     def _built(self, depends_on: Sequence[str], build: Callable[[Path, str], None]) -> bytes:
-        """A library from the cache on disk, or what `build` makes, given a folder and the library's path."""
+        """Return a library from the cache on disk, or build it with `build(folder, path of the library)`."""
         key = kernel_cache.key([self.language.version(), *depends_on])
         if (known := kernel_cache.load(key)) is not None:
             return known
@@ -138,15 +143,15 @@ class Interpreter:
 
 
 class Kernel:
-    """A kernel that is built and loaded: what the launcher is given of it, and what messages need."""
+    """A compiled and loaded kernel."""
 
     def __init__(self, interpreter: Interpreter, made: Text, entry: str, payload: bytes, number: int) -> None:
         self.entry, self.names, self.item_bytes = entry, made.names, made.item_bytes
         with _on_disk(payload) as path:
-            # Whoever else in the process has functions of these names is not asked.
+            # RTLD_DEEPBIND: functions with the same names elsewhere in the process do not take precedence.
             self._library = library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
         run = address_of(library.interpreter_run)
-        # Its table of names has those that are called only.
+        # The symbol table contains only functions that are called.
         waits = b"interpreter_barrier" in payload or b"interpreter_shuffle" in payload
         image = interpreter.functions.interpreter_image(run)
         local = (ctypes.c_char.in_dll(library, f"interpreter_local_{name}") for name in ("begin", "end"))

@@ -1,7 +1,7 @@
-"""OpenCL C's functions for kernels that run as a library of the host: C's mathematics library, one number at a time.
+"""OpenCL C's built-in functions for kernels that run on the host, implemented with C's math library.
 
-Clang declares them, and calls them by names that say what they take. A kernel that uses one that is not here, such as
-those that read or write device memory themselves, is not linked: `RuntimeError`, with the linker's words.
+Clang declares them, and calls them by mangled names. A kernel that uses a function that is missing here, such as those
+that access device memory, fails to link with a `RuntimeError` that has the linker's message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _C_NAMES = {
 _WIDER = {"int": "long", "uint": "unsigned long", "long": "__int128", "ulong": "unsigned __int128"}
 _SIGNED = {"uchar": "char", "ushort": "short", "uint": "int", "ulong": "long", "float": "int", "double": "long"}
 
-# Functions of one number, and of two.
+# Functions of one and of two arguments.
 UNARY = (
     "exp exp2 exp10 expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf erfc lgamma tgamma floor ceil trunc rint round fabs cbrt"
@@ -31,7 +31,7 @@ _TESTS = ("isnan", "isinf", "isfinite", "signbit")
 
 
 def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
-    """(name, result, types of a, b, c, what it returns) of each function of single numbers."""
+    """Yield (name, result type, argument types, C expression of a, b, c) for each scalar function."""
     for kind in FLOATS:
         c_name = "{}f" if kind == "float" else "{}"
         for name in UNARY.split():
@@ -62,7 +62,7 @@ def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
 
 
 def scalars() -> str:
-    """The functions of single numbers, in C."""
+    """Return the C source of the scalar functions."""
     lines = ["#include <math.h>"]
     for name, result, kinds, body in _scalar_functions():
         given = ", ".join(f"{_C_NAMES[kind]} {letter}" for kind, letter in zip(kinds, "abc", strict=False))
@@ -71,7 +71,7 @@ def scalars() -> str:
 
 
 def vectors() -> str:
-    """All functions under OpenCL C's names, in OpenCL C, of single numbers and of vectors."""
+    """Return the OpenCL C source of all functions, scalar and vector, under OpenCL C's names."""
     lines = ["#pragma OPENCL EXTENSION cl_khr_fp64 : enable", "#define OVERLOAD __attribute__((overloadable))"]
     for name, result, kinds, _ in _scalar_functions():
         letters = "abc"[: len(kinds)]
@@ -79,7 +79,7 @@ def vectors() -> str:
         lines.append(f"OVERLOAD {result} cl_{name}({given});")
         lines.append(f"OVERLOAD {result} {name}({given}) {{ return cl_{name}({', '.join(letters)}); }}")
         for width in WIDTHS:
-            # Tests of vectors are integers as wide as the numbers, all bits set where they hold.
+            # Tests of vectors return integers as wide as the elements, with all bits set for true.
             is_test = name in _TESTS
             to = f"{_SIGNED[kinds[0]] if is_test else result}{width}"
             title = f"{name}{width}" if name.startswith("convert_") else name

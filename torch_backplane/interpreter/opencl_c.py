@@ -1,4 +1,4 @@
-"""OpenCL C, by clang, which PoCL needs, too: the text that an OpenCL device gets, to the letter."""
+"""OpenCL C, compiled with clang. The kernel source is exactly what an OpenCL device gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_backplane.interpreter import opencl_builtins
 from torch_backplane.interpreter.language import ITEM_BYTES, WORDS, Language, NoCompiler
 from torch_backplane.interpreter.opencl_builtins import SCALARS, WIDTHS
 
-# No vectors that the text does not have: the compiler tells of accesses to 16 bytes at most.
+# No vectorization: the compiler instruments accesses of up to 16 bytes only.
 _OPTIONS = (
     *("-x", "cl", "-cl-std=CL1.2", "-O1", "-w", "-fPIC", "-fsanitize=thread"),
     *("-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-vectorize", "-fno-slp-vectorize"),
@@ -28,11 +28,11 @@ _BEFORE = """\
 #define mem_fence(flags)
 #define atomic_cmpxchg(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)
 #define ANY_MAY_STAY(store) interpreter_unordered(1); store; interpreter_unordered(0)
-// A whole access of a vector is told at once, so these functions are not looked at.
+// These functions report the access of a whole vector themselves, so they are not instrumented.
 #define BACKPLANE_TOLD static __attribute__((overloadable, no_sanitize("thread")))
 """ + "".join(f"#define {name}(dimension) interpreter_place({3 * i} + (dimension))\n" for i, name in enumerate(_PLACES))
 
-# float16 is converted in the item's own memory only: there is no overload for any other.
+# float16 can be converted in private memory only: there are no overloads for other address spaces.
 _HALVES = """\
 BACKPLANE_TOLD float backplane_vload_half(const ulong at, const private half* p) {
   return interpreter_from_half(((const private ushort*)p)[at]);
@@ -46,7 +46,7 @@ BACKPLANE_TOLD void backplane_vstore_half_rte(const float x, const ulong at, pri
 
 _SPACES = ("global", "local", "private")
 
-# What moves more bytes at once than the compiler tells of.
+# The largest access in bytes that the compiler instruments.
 MOST_BYTES = 16
 
 
@@ -68,12 +68,12 @@ class OpenCLC(Language):
     has_offsets = True
 
     def compiler(self) -> str:
-        """clang, of any version that PATH or Debian's folders have."""
+        """Return the path of clang, or of clang-21 to clang-14, the newest first."""
         names = ["clang", *(f"clang-{version}" for version in range(_NEWEST, _OLDEST - 1, -1))]
         for one in names:
             if found := shutil.which(one):
                 return found
-        raise NoCompiler("the interpreter compiles OpenCL C with clang (PoCL's packages bring one), and there is none")
+        raise NoCompiler("the interpreter needs clang to compile OpenCL C: install clang (PoCL's packages include it)")
 
     def options(self) -> tuple[str, ...]:
         return _OPTIONS
@@ -96,7 +96,7 @@ def _functions() -> Mapping[str, tuple[str, Sequence[str]]]:
 
 
 def _lanes(text: str) -> str:
-    """vload and vstore of the widths that the text uses."""
+    """Return definitions of vload and vstore for the widths that the source uses."""
     lines = []
     for width in (one for one in WIDTHS if re.search(rf"\bv(?:load|store){one}\b", text)):
         for kind in SCALARS:
@@ -137,6 +137,6 @@ def _refuse_wide_pointers(text: str) -> None:
     for match in re.finditer(pattern, text):
         if ITEM_BYTES[match[1]] * int(match[2]) > MOST_BYTES:
             raise RuntimeError(
-                f"the interpreter sees no access through «{match[0]}», which moves more than {MOST_BYTES} bytes at "
-                "once: use vload and vstore"
+                f"the interpreter cannot instrument accesses through «{match[0]}», which move more than {MOST_BYTES} "
+                "bytes: use vload and vstore"
             )

@@ -1,8 +1,8 @@
-// Runs kernels on the host, one work item after another, and tells an observer of each access to memory.
+// Runs kernels on the host, one work item after another, and calls an observer before each memory access.
 //
-// Kernels are compiled with -fsanitize=thread and not linked with its library: the compiler calls a function before each
-// access to memory that is not in registers, and these are here. Where the items of a group wait for each other at
-// barriers, or exchange values in shuffles, each has a stack of its own, and they take turns.
+// Kernels are compiled with -fsanitize=thread, but not linked with its library: the compiler inserts a function call
+// before each memory access, and this file defines these functions. If a kernel has barriers or shuffles, each work
+// item of the group has its own stack, and the items take turns.
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -22,18 +22,18 @@
 namespace {
 
 uint64_t place[18];  // get_global_id, get_local_id, get_group_id, get_global_size, get_local_size, get_num_groups
-bool unordered = false;  // what the item writes now may be overwritten by others that say so, too
+bool unordered = false;  // in ANY_MAY_STAY: racing stores are allowed if all of them are marked so
 
-// --- device memory ----------------------------------------------------------------------------------------------------
+// --- device memory ---------------------------------------------------------------------------------------------------
 
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 std::mutex memory_mutex;
 uint64_t arena_used = kPage;
-std::map<uint64_t, uint64_t> segments;                 // bytes by address
-std::map<uint64_t, std::vector<uint64_t>> free_slots;  // addresses by bytes
+std::map<uint64_t, uint64_t> segments;                 // address → size
+std::map<uint64_t, std::vector<uint64_t>> free_slots;  // size → addresses
 
-// --- work items that take turns ---------------------------------------------------------------------------------------
+// --- work items with their own stacks --------------------------------------------------------------------------------
 
 struct Fiber {
   jmp_buf at;
@@ -41,16 +41,16 @@ struct Fiber {
   char* stack;
   bool started = false, alive = false;
   bool at_barrier = false, in_shuffle = false;
-  uint64_t value = 0;  // that it gives to a shuffle, and gets of it
+  uint64_t value = 0;  // argument of a shuffle, then its result
   uint32_t offset = 0;
 };
 
-constexpr uint32_t kSubgroup = 32;  // work items that exchange values
+constexpr uint32_t kSubgroup = 32;  // work items of a subgroup
 
 constexpr size_t kStack = 256 << 10;
 std::vector<Fiber*> fibers;
 Fiber* running = nullptr;
-jmp_buf scheduler;  // where an item goes that waits, or that ends before its time
+jmp_buf scheduler;  // an item jumps here to wait, and in end_item()
 
 void wait() {
   if (_setjmp(running->at) == 0) {
@@ -90,8 +90,8 @@ void resume(Fiber* fiber) {
   running = nullptr;
 }
 
-// What items in a shuffle get; whether there are any. It diverges if some items of a subgroup are elsewhere: `absent` is
-// one of them.
+// Completes the shuffles of all subgroups. Returns whether any item is in a shuffle. If some items of a subgroup are in
+// a shuffle and others are not, sets `diverges`, and `absent` to one of the others.
 bool exchange(bool* diverges, uint32_t* absent) {
   bool any = false;
   for (uint32_t begin = 0; begin < launch.group_items; begin += kSubgroup) {
@@ -103,7 +103,7 @@ bool exchange(bool* diverges, uint32_t* absent) {
       const uint32_t from = i + fiber->offset;
       if (fiber->in_shuffle) {
         ++present;
-        // Those further on still have what they gave.
+        // Items with higher numbers still hold their arguments.
         fiber->value = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
       }
     }
@@ -135,7 +135,7 @@ inline __attribute__((always_inline)) void touch(const void* at, uint64_t size, 
   observer::touch<access>(reinterpret_cast<uint64_t>(at), size, reinterpret_cast<uint64_t>(instruction));
 }
 
-// --- what an observer calls -------------------------------------------------------------------------------------------
+// --- functions for observers -----------------------------------------------------------------------------------------
 
 [[maybe_unused]] void end_item() {
   if (running != nullptr) {
@@ -210,9 +210,9 @@ void run_group(uint64_t number) {
 
 extern "C" {
 
-// --- what Python calls ------------------------------------------------------------------------------------------------
+// --- functions for Python --------------------------------------------------------------------------------------------
 
-// Device memory, or null.
+// Allocates device memory. Returns null if that is not possible.
 void* interpreter_allocate(uint64_t bytes) {
   std::lock_guard lock(memory_mutex);
   if (arena == nullptr) {
@@ -250,13 +250,13 @@ void interpreter_free(void* memory) {
   segments.erase(entry);
 }
 
-// Where the library begins that has this function.
+// Returns the base address of the library that contains this function.
 uint64_t interpreter_image(void* function) {
   Dl_info info;
   return dladdr(function, &info) != 0 ? reinterpret_cast<uint64_t>(info.dli_fbase) : 0;
 }
 
-// --- the launcher of the driver contract's API «c» --------------------------------------------------------------------
+// --- the native launcher (API "c", see docs/write-a-driver.md) -------------------------------------------------------
 
 int interpreter_launch(
     void*, const Kernel* kernel, const uint64_t* items, const uint64_t* of_group, const Argument* given, uint64_t count) {
@@ -294,7 +294,7 @@ int interpreter_flush(void*) {
   return 0;
 }
 
-// --- what the text of kernels calls: language.py declares it --------------------------------------------------------------
+// --- functions for kernels: language.py declares them ----------------------------------------------------------------
 
 uint64_t interpreter_place(uint32_t which) {
   return place[which];
@@ -306,7 +306,7 @@ void interpreter_barrier(uint32_t flags) {
   wait();
 }
 
-// The value of the work item `offset` further on in the subgroup; its own where there is none.
+// Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
 uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
   running->value = value;
   running->offset = offset;
@@ -333,7 +333,7 @@ uint32_t interpreter_swap(uint32_t* at, uint32_t expected, uint32_t desired) {
   return old;
 }
 
-// float16 is not in every processor's registers: its bits are made and read here, to nearest even.
+// Not every processor has float16, so it is converted in software, rounding to nearest even.
 
 float interpreter_from_half(uint16_t bits) {
   const uint32_t magnitude = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
@@ -363,7 +363,7 @@ uint16_t interpreter_to_half(float value) {
   return sign | (bits - 0x3f000000u);
 }
 
-// --- what compilers call for -fsanitize=thread ------------------------------------------------------------------------
+// --- functions that compilers call for -fsanitize=thread -------------------------------------------------------------
 
 #define READ(name, size) \
   void __tsan_##name(void* at) { touch<kRead>(at, size, __builtin_return_address(0)); }

@@ -1,7 +1,7 @@
-"""A memory snapshot as one page of HTML, which opens without a network: `python -m torch_backplane memory plot`.
+"""Converts a memory snapshot to a self-contained HTML page: `python -m torch_backplane memory plot`.
 
-What a device's memory held, and when, is worked out here; `page.html` draws it. A snapshot is what
-`torch.bp.memory._dump_snapshot` or `torch.cuda.memory._dump_snapshot` writes.
+This module computes the allocations of each device over time, and `page.html` draws them. A snapshot is written by
+`torch.bp.memory._dump_snapshot` or `torch.cuda.memory._dump_snapshot`.
 """
 
 from __future__ import annotations
@@ -16,65 +16,70 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_STACKS = 40  # in the table of what lives at the peak
+MOST_STACKS = 40  # rows of the table of allocations at the peak
 UNKNOWN = "(not recorded)"
 
 
 class _Plain(pickle.Unpickler):
-    """Reads lists, dictionaries, texts and numbers, which is all that a snapshot has: another file may run anything."""
+    """Loads only lists, dictionaries, strings and numbers, as in a snapshot. Other pickles could run arbitrary code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it has a {module}.{name}")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The snapshot in a file. Raises ValueError where it holds none, and OSError where it cannot be read."""
+    """Read a snapshot from a file.
+
+    Raises:
+        ValueError: the file is no memory snapshot.
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
         try:
             found = _Plain(file).load()
         except Exception as error:
-            raise ValueError(f"{path} is no memory snapshot: {error}") from error
+            raise ValueError(f"{path} is not a memory snapshot: {error}") from error
     if not isinstance(found, dict) or not {"segments", "device_traces"} <= found.keys():
-        raise ValueError(f"{path} is no memory snapshot: it has no segments and device_traces")
+        raise ValueError(f"{path} is not a memory snapshot: it has no segments and device_traces")
     return found
 
 
 @dataclass
 class Allocation:
-    """Memory in use, from one event to another."""
+    """An allocation, with the numbers of the events that made and freed it."""
 
     address: int
     bytes: int
-    begin: int  # the number of the event that made it; 0 where that was before the history
-    end: int | None  # that freed it; None: it lives
+    begin: int  # 0: before the recorded history
+    end: int | None  # None: not freed
     stack: str
 
 
 @dataclass
 class Timeline:
-    """What a device's history tells. Events are numbered from 1; curves have a number more, for before them."""
+    """The history of a device. Events are numbered from 1. Curves have one more value, for the time before event 1."""
 
     device: int
     events: int = 0
     allocations: list[Allocation] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)  # bytes in use
     reserved: list[int] = field(default_factory=list)  # bytes of segments
-    ranges: list[tuple[int, int]] = field(default_factory=list)  # addresses that segments had, [first, last), apart
+    ranges: list[tuple[int, int]] = field(default_factory=list)  # of addresses with memory, [first, last), disjoint
 
     @property
     def peak(self) -> int:
-        """The number of the event after which most was in use."""
+        """The number of the event after which the most memory was in use."""
         return max(range(len(self.allocated)), key=self.allocated.__getitem__)
 
     def place(self, address: int) -> int:
-        """How far from the lowest address of all ranges, without what lies between them."""
+        """Return the position of an address if all ranges are placed one after another."""
         number = bisect.bisect_right(self.ranges, (address, 2**64)) - 1
         before = sum(last - first for first, last in self.ranges[:number])
         return before + address - self.ranges[number][0]
 
 
 def stack_of(frames: list[dict[str, Any]] | None) -> str:
-    """Lines of the Python frames, the innermost first; of C++'s where there are no others."""
+    """Return the Python frames as lines, the innermost first; without Python frames, the first 20 C++ frames."""
     frames = frames or []
     python = [one for one in frames if one.get("line") and str(one.get("filename", "")).endswith(".py")]
     lines = [f"{one['filename']}:{one['line']}: {one['name']}" for one in python]
@@ -82,13 +87,13 @@ def stack_of(frames: list[dict[str, Any]] | None) -> str:
 
 
 def timeline(snapshot: dict[str, Any], device: int) -> Timeline:
-    """What the snapshot says of a device. Without a history, what lives at its end is all that is known."""
+    """Compute the history of a device. Without recorded events, it has only the allocations at the end."""
     traces = snapshot["device_traces"]
     events = traces[device] if device < len(traces) else []
     segments = [one for one in snapshot["segments"] if one["device"] == device]
     found = Timeline(device, len(events))
     living: dict[int, Allocation] = {}
-    held: dict[int, int] = {}  # segments by their address
+    held: dict[int, int] = {}  # segments: address → size
     ranges = [(one["address"], one["address"] + one["total_size"]) for one in segments]
     change, held_change = [0] * (len(events) + 1), [0] * (len(events) + 1)
     for number, event in enumerate(events, 1):
@@ -96,7 +101,7 @@ def timeline(snapshot: dict[str, Any], device: int) -> Timeline:
         if action == "alloc":
             living[address] = Allocation(address, size, number, None, stack_of(event.get("frames")))
         elif action in ("free_completed", "free"):
-            # A history that begins late knows nothing of it.
+            # The allocation was made before the recorded history.
             gone = living.pop(address, None) or Allocation(address, size, 0, None, UNKNOWN)
             gone.end = number
             found.allocations.append(gone)
@@ -138,13 +143,13 @@ def timeline(snapshot: dict[str, Any], device: int) -> Timeline:
 
 
 def devices(snapshot: dict[str, Any]) -> list[int]:
-    """Those that the snapshot tells anything of."""
+    """Return the devices that have segments or events in the snapshot."""
     used = {one["device"] for one in snapshot["segments"]}
     return sorted(used | {number for number, trace in enumerate(snapshot["device_traces"]) if trace})
 
 
 def bytes_text(count: int) -> str:
-    """12.5 MiB"""
+    """Format a number of bytes, for example "12.5 MiB"."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -154,7 +159,7 @@ def bytes_text(count: int) -> str:
 
 
 def table(found: Timeline) -> str:
-    """Rows of HTML: what is in use at the peak, by where it was allocated, the most first."""
+    """Return HTML table rows of the allocations at the peak, grouped by stack trace, largest first."""
     peak, by_stack = found.peak, defaultdict(list)
     for one in found.allocations:
         if one.begin <= peak and (one.end is None or one.end > peak):
@@ -171,10 +176,14 @@ def table(found: Timeline) -> str:
 
 
 def page(snapshot: dict[str, Any], title: str = "memory") -> str:
-    """The page of HTML. Raises ValueError where the snapshot tells of no memory."""
+    """Return the HTML page.
+
+    Raises:
+        ValueError: the snapshot has no segments and no events.
+    """
     shown = [timeline(snapshot, number) for number in devices(snapshot)]
     if not shown:
-        raise ValueError("the snapshot tells of no memory: none was allocated, or it was taken of another process")
+        raise ValueError("the snapshot has no segments and no events: no device memory was allocated when it was made")
     stacks: dict[str, int] = {}
     data = []
     for one in shown:
@@ -201,6 +210,6 @@ def page(snapshot: dict[str, Any], title: str = "memory") -> str:
                 "table": table(one),
             }
         )
-    text = json.dumps({"devices": data, "stacks": list(stacks)}).replace("<", "\\u003c")  # nothing ends the script
+    text = json.dumps({"devices": data, "stacks": list(stacks)}).replace("<", "\\u003c")  # no `</script>` in data
     made = resources.files(__name__).joinpath("page.html").read_text(encoding="utf-8")
     return made.replace("{{title}}", html.escape(title)).replace("{{data}}", text)

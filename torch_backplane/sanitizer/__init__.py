@@ -2,17 +2,18 @@
 
     TORCH_BACKPLANE_SANITIZE_KERNELS=1 python program.py
 
-Then there is one device, in host memory, which runs the kernels that an OpenCL device would get (with
-TORCH_BACKPLANE_TARGET a modelled one), and looks at every access of every work item: one out of the bounds of the
-memory that the argument's storage asked for, and two of different work items to one byte, of which one writes, that no
-barrier orders, are a `KernelSanitizerError` where other errors of kernels are raised: at the latest when the program
-synchronizes, with TORCH_BACKPLANE_LAUNCH_BLOCKING=1 by the call itself.
+The program then has one device, in host memory. It runs the kernels that an OpenCL device would get, or with
+TORCH_BACKPLANE_TARGET a modelled device, and checks every access of every work item. It reports accesses outside of the
+memory that the argument's storage requested; two accesses of different work items to the same byte, one of them a
+write, without a barrier between them; and barriers that some work items of a group do not reach. These raise a
+`KernelSanitizerError` like other errors of kernels: at the latest when the program synchronizes, or in the call itself
+with TORCH_BACKPLANE_LAUNCH_BLOCKING=1.
 
-A tool: discovery loads it where the variable is set, and nothing that `import torch_backplane` loads imports it.
+Device discovery loads this package if the variable is set. `import torch_backplane` does not.
 
     device.py    the device and its driver
-    observer.h   the checks, of what the kernel interpreter (interpreter/) runs
-    findings.py  what is found, in words
+    observer.h   the checks, for the kernel interpreter (interpreter/)
+    findings.py  findings and their messages
 """
 
 from torch_backplane.sanitizer.device import SanitizerDevice, SanitizerDriver, collected, counts, take

@@ -1,7 +1,7 @@
-"""A device in host memory whose launches the interpreter runs, and observer.h checks access by access.
+"""A device in host memory. The interpreter runs its launches, and observer.h checks every memory access.
 
-What a launch may touch is the memory that its tensors' storages asked for, not what the allocator made of it: so the
-allocator's cache is switched off, and it is asked how large a segment's one block was meant to be.
+A launch may access the bytes that its tensors' storages requested, not the allocator's rounded sizes. Therefore caching
+is disabled, so that a segment has one block, and the allocator provides the requested size of that block.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LANGUAGE = OpenCLC()
 
 _ALL_POOLS = (0, 0)
 TOTAL_MEMORY = 8 << 30
-# As PoCL has it for processors, in what text depends on.
+# The properties that kernel sources depend on are those of PoCL on CPUs.
 TARGET = Target.of_kind(
     "cpu", max_group_size=4096, group_multiple=8, local_memory=1 << 20, compute_units=4, cache_bytes=32 << 20
 )
 
 
 class Extent(ctypes.Structure):
-    """Memory that was asked for, as observer.h has it."""
+    """The requested memory around an address; `Extent` in observer.h."""
 
     _fields_: ClassVar = integers("begin", "bytes", "fixed")
 
@@ -43,7 +43,7 @@ Resolve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(Extent)
 
 
 def _requested(address: int, extent: Any) -> int:
-    """Fills in what was asked for around an address; 0 where the allocator does not know the memory."""
+    """Store the requested memory that contains an address in `extent`. Returns 0 if the allocator does not know it."""
     for segment in _C._memory_snapshot(_ALL_POOLS, False)["segments"]:
         if segment["address"] <= address < segment["address"] + segment["total_size"]:
             blocks = segment["blocks"]
@@ -59,7 +59,7 @@ _RESOLVE = Resolve(_requested)
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """With the sanitizer's observer, built and loaded when it is first asked for."""
+    """Return the interpreter with the sanitizer's observer, compiled and loaded on the first call."""
     which = ctypes.c_uint64
     prototypes = {
         "sanitizer_configure": (None, [Resolve, which]),
@@ -72,13 +72,16 @@ def interpreter() -> Interpreter:
 
 
 def counts() -> tuple[int, int]:
-    """Launches that were checked in this process, and accesses to device memory in them, a vector's as one."""
+    """Return the numbers of launches checked in this process, and of their accesses to device memory.
+
+    The access of a vector counts as one.
+    """
     count = interpreter().functions.sanitizer_count
     return count(0), count(1)
 
 
 def take() -> list[Finding]:
-    """What was found since this was last asked."""
+    """Return the findings since the last call, and forget them."""
     functions = interpreter().functions
     count = functions.sanitizer_take(None, 0)
     raw = (RawFinding * (count + 64))()
@@ -88,7 +91,7 @@ def take() -> list[Finding]:
 
 @contextlib.contextmanager
 def collected() -> Iterator[None]:
-    """Launches within raise nothing of what they find: `take` has it."""
+    """Do not raise findings of launches in a `with` block. `take` returns them."""
     interpreter().functions.sanitizer_configure(_RESOLVE, 0)
     try:
         yield
@@ -97,7 +100,7 @@ def collected() -> Iterator[None]:
 
 
 class SanitizerDevice(InterpreterDevice):
-    """Its kernels are written in OpenCL C, word for word what an OpenCL device of its target gets."""
+    """The sanitizer's device. Its kernel sources are exactly those of an OpenCL device with the same target."""
 
     def __init__(self) -> None:
         properties = DeviceProperties(
@@ -120,13 +123,13 @@ class SanitizerDevice(InterpreterDevice):
 
 
 class SanitizerDriver(Driver):
-    """One device, instead of all others: TORCH_BACKPLANE_SANITIZE_KERNELS=1."""
+    """The driver that replaces all others with TORCH_BACKPLANE_SANITIZE_KERNELS=1. It has one device."""
 
     def devices(self) -> list[SanitizerDevice]:
-        """The device; the allocator's cache is off from then on.
+        """Return the device, and disable caching in the allocator.
 
         Raises:
-            SettingError: there is no clang.
+            SettingError: clang is not installed.
         """
         try:
             found = [SanitizerDevice()]

@@ -1,4 +1,4 @@
-"""What the sanitizer finds, in words."""
+"""Findings of the kernel sanitizer and their messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ OUT_OF_BOUNDS, RACE, BARRIER = "out of bounds", "race", "barrier"
 
 
 class KernelSanitizerError(RuntimeError):
-    """A launch did what it must not. `findings` are all of it; the message has them, one for each line."""
+    """A launch accessed memory out of bounds, had a race, or had a divergent barrier.
+
+    `findings` has all findings. The message has one line for each.
+    """
 
     def __init__(self, findings: list[Finding]) -> None:
         self.findings = findings
@@ -21,17 +24,17 @@ class KernelSanitizerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which a launch went wrong.
+    """A finding in a launch.
 
     Args:
-        kind: "out of bounds", "race" (two work items, one of which writes, touch a byte, and no barrier orders them) or
-            "barrier" (one that some work items of a group do not get to).
-        kernel: its entry point.
-        argument: the parameter that brings the memory; "" for local memory, and for an address that is no memory's.
-        index: of the element that is touched, from where the argument points: below 0 before it. In local memory the
-            byte; of an address that is no memory's the address.
-        text: all of it in words.
-        count: accesses of the launch of this kind to this argument.
+        kind: "out of bounds", "race" (two work items access the same byte, one of them writes, and no barrier orders
+            them) or "barrier" (some work items of a group do not reach a barrier).
+        kernel: the entry point of the kernel.
+        argument: the parameter whose memory was accessed; "" for local memory and for addresses of no argument.
+        index: index of the accessed element relative to the argument's pointer; negative before it. The byte for local
+            memory, and the address for addresses of no argument.
+        text: the message.
+        count: number of findings of this kind for this argument in the launch.
     """
 
     kind: str
@@ -47,7 +50,7 @@ class Finding:
 
 
 class RawFinding(ctypes.Structure):
-    """As observer.h has it."""
+    """`Finding` in observer.h."""
 
     _fields_: ClassVar = [
         *integers("kernel", "kind", "access", "other_access", "argument"),
@@ -84,7 +87,7 @@ def in_words(raw: RawFinding, kernel: Kernel) -> Finding:
     elif raw.kind == _LOCAL_RACE:
         text = f"{who} {_VERBS[raw.access]} and {other} byte {index:,} of local memory, and no barrier orders them"
     elif raw.kind == _BARRIER:
-        text = f"{who} ends, and others of its group wait at a barrier"
+        text = f"{who} does not reach a barrier or shuffle where others of its group wait"
     else:
-        text = f"{who} {_VERBS[raw.access]} {raw.size} bytes at {index:#x}, which is memory of no argument"
+        text = f"{who} {_VERBS[raw.access]} {raw.size} bytes at {index:#x}, which is in the memory of no argument"
     return Finding(_KINDS[raw.kind], kernel.entry, argument, index, text, raw.count)

@@ -1,4 +1,4 @@
-// Checks bounds and races of launches: an observer of the interpreter (interpreter/interpreter.h).
+// Checks bounds, races and barriers of launches: an observer of the interpreter (interpreter/interpreter.h).
 
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace observer {
 namespace {
 
-// --- what Python sees: findings.py has the same structures ------------------------------------------------------------
+// --- interface to Python: findings.py and device.py declare the same structures --------------------------------------
 
 enum Kind : uint64_t { kOutOfBounds, kRace, kLocalRace, kBarrier, kStray };
 
@@ -25,20 +25,20 @@ struct Finding {
   uint64_t kernel;
   uint64_t kind;
   uint64_t access;        // by `item`
-  uint64_t other_access;  // of a race
-  uint64_t argument;      // the memory it is about; of two with the same memory the first
-  int64_t offset;         // bytes, from where the argument points; in local memory from its beginning; else the address
+  uint64_t other_access;  // by `other_item`, for a race
+  uint64_t argument;      // whose memory was accessed; the first one if several share it
+  int64_t offset;         // bytes from the argument's pointer; from the beginning of local memory; or the address
   uint64_t size;          // of the access
-  int64_t begin;          // of the argument's memory, from where it points: 0 or less
+  int64_t begin;          // of the argument's memory, in bytes from its pointer: 0 or less
   int64_t end;
   uint64_t item;  // its number in its group
   uint64_t group;
   uint64_t other_item;
   uint64_t other_group;
-  uint64_t count;  // of this kind and argument in the launch
+  uint64_t count;  // findings of this kind and argument in the launch
 };
 
-// The memory that was asked for, around an address; `fixed`: it stays so until the segment goes.
+// The requested memory that contains an address. `fixed`: this cannot change while the segment exists.
 struct Extent {
   uint64_t begin;
   uint64_t bytes;
@@ -46,39 +46,39 @@ struct Extent {
 };
 using Resolve = int (*)(uint64_t address, Extent* extent);
 
-// --- who touched a byte last ------------------------------------------------------------------------------------------
+// --- shadow memory: the last accesses to each byte -------------------------------------------------------------------
 
 struct Visit {
-  uint32_t item;  // of all items of the launch
+  uint32_t item;  // its number in the launch
   uint16_t epoch;
   Access access;
 };
 
 struct Cell {
-  uint32_t run;  // what it says is of this launch (local memory: of this group's run); of another: nothing
+  uint32_t run;  // the launch (for local memory, the run of a group) that the cell is for; it is empty for any other
   Visit writer;
   Visit reader;
-  Visit other;  // another one that reads or swaps, if possible of another group
+  Visit other;  // another reader or swapper, from another group if possible
 };
 
 Cell* shadow = nullptr;  // of the arena
 std::vector<Cell> local_shadow;
 
-// --- state ------------------------------------------------------------------------------------------------------------
+// --- state -----------------------------------------------------------------------------------------------------------
 
 struct Operand {
   uint64_t begin, end;  // of its memory
-  uint64_t pointer;     // where the argument points
+  uint64_t pointer;     // the value of the argument
   uint64_t argument;
-  uint64_t slot_begin, slot_end;  // its segment, and what cannot be touched around it
+  uint64_t slot_begin, slot_end;  // its segment, with the inaccessible memory around it
 };
 
 using Operands = std::vector<Operand>;
 
 Operands operands;              // of the launch
-size_t recent = 0;              // of operands
+size_t recent = 0;              // index of the operand accessed last
 std::vector<Finding> found;     // in this launch
-std::vector<Finding> findings;  // in all, until Python takes them
+std::vector<Finding> findings;  // of all launches, until Python takes them
 std::mutex findings_mutex;
 std::atomic<uint64_t> launches{0};
 std::atomic<uint64_t> accesses{0};
@@ -91,9 +91,9 @@ std::map<uint64_t, Extent> extents;  // by segment
 
 uint32_t launch_number = 0, group_run = 0;
 uint32_t group_items = 1;
-uint32_t self = 0;  // the item, of all items of the launch, group after group
-uint16_t global_epoch = 0, local_epoch = 0;
-size_t found_before = 0;  // the group
+uint32_t self = 0;  // the number of the item in the launch, group after group
+uint16_t global_epoch = 0, local_epoch = 0;  // number of barriers with the flag that the group has passed
+size_t found_before = 0;  // number of findings before the group
 
 Finding* note(Kind kind, uint64_t argument) {
   for (Finding& one : found) {
@@ -113,13 +113,13 @@ Finding* note(Kind kind, uint64_t argument) {
   return &found.back();
 }
 
-// --- checks -----------------------------------------------------------------------------------------------------------
+// --- checks ----------------------------------------------------------------------------------------------------------
 
 inline bool is_apart(const Visit& one) {
   return one.item / group_items != group;
 }
 
-// Whether an access races with one before it, which `conflict` is then.
+// Records an access. Returns whether it races with an earlier one, which is stored in `conflict`.
 template <Access access>
 inline bool enter(Cell& cell, uint32_t run, uint16_t epoch, Visit* conflict) {
   if (cell.run != run) {
@@ -170,7 +170,7 @@ inline void enter_all(
 }
 
 [[noreturn]] void out_of_bounds(uint64_t address, uint64_t size, Access access) {
-  // Whose memory ends, or begins, next to it.
+  // The operand whose segment is next to the address.
   for (const Operand& one : operands) {
     if (address >= one.slot_begin && address < one.slot_end) {
       if (Finding* noted = note(kOutOfBounds, one.argument)) {
@@ -228,7 +228,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t) {
   }
 }
 
-// --- groups and items -------------------------------------------------------------------------------------------------
+// --- groups and items ------------------------------------------------------------------------------------------------
 
 void group_begins() {
   ++group_run;
@@ -253,9 +253,9 @@ void phase_ends(bool diverges, uint32_t ended) {
   global_epoch = static_cast<uint16_t>(global_epoch + ((barrier_flags & kGlobal) != 0 ? 1 : 0));
 }
 
-// --- launches ---------------------------------------------------------------------------------------------------------
+// --- launches --------------------------------------------------------------------------------------------------------
 
-// The memory around an address that its storage asked for; of memory that Python does not know, what the segment has.
+// Returns the requested memory that contains an address, or if the allocator does not know it, that of the segment.
 Extent extent_of(uint64_t address, uint64_t segment) {
   Extent extent{};
   {
@@ -348,7 +348,7 @@ void sanitizer_configure(observer::Resolve function, uint64_t raising) {
   observer::raises = raising != 0;
 }
 
-// How many findings there are; writes `most` of them at most, and forgets all where that is not 0.
+// Returns the number of findings. Copies up to `most` of them, and unless that is 0, forgets all.
 uint64_t sanitizer_take(observer::Finding* out, uint64_t most) {
   std::lock_guard lock(observer::findings_mutex);
   const uint64_t count = observer::findings.size();

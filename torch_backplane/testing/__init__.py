@@ -1,1 +1,1 @@
-"""For tests of programs and of drivers: `faults` makes calls of a device fail, `sanitizer` finds races of streams."""
+"""Tools for testing programs and drivers: `faults` injects device errors, `sanitizer` finds races between streams."""

@@ -1,12 +1,12 @@
-"""Calls of devices that fail when they are told to: what a program makes of that can be tested on any machine.
+"""Fault injection: makes calls of devices fail, to test how a program handles errors.
 
     from torch_backplane.testing import faults
 
-    faults.prepare()                          # before devices are found
+    faults.prepare()                          # before devices are discovered
     with faults.fails("allocate", nth=3, kind="out of memory"):
         train()
 
-Faults are of all devices of the process, whatever their driver, and counted over all of them.
+Faults affect all devices of the process, of every driver. Calls are counted over all of them.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from contextlib import contextmanager
 from torch_backplane import _C
 
 CALLS: tuple[str, ...] = tuple(_C.fault_names())
-"""The calls that can fail: those of `csrc/devices/device.h`, which a driver's device is behind."""
+"""The calls that can fail: the methods of the C++ class in `csrc/devices/device.h`, which calls a driver's device."""
 
 KINDS = {"error": "error", "out of memory": "memory", "lost": "lost"}
 
 
 def prepare() -> None:
-    """Let calls of the devices that are found from now on be told to fail. Without it they are not even counted.
+    """Enable fault injection and counting for devices that are discovered from now on.
 
     Raises:
-        RuntimeError: devices have been found already (`torch.bp.device_count()` and whatever uses one finds them).
+        RuntimeError: devices have already been discovered, by `torch.bp.device_count()` or the first use of one.
     """
     _C.prepare_faults()
 
 
 def fail(call: str, nth: int = 1, kind: str = "error") -> None:
-    """Let the nth call of this name from now fail, once.
+    """Make the nth call of this name from now on fail, once.
 
     Args:
         call: one of `CALLS`.
-        nth: 1 is the next one.
-        kind: "error", a RuntimeError; "out of memory", for `allocate` and `map`, which then say that the device has
-            none left: a program sees an OutOfMemoryError if it is so again once caches are emptied; "lost", after which
-            every use of the device is a torch.AcceleratorError, for the rest of the process.
+        nth: 1 is the next call.
+        kind: "error" raises a RuntimeError. "out of memory", for `allocate` and `map`, reports that the device has no
+            memory left; the program gets an OutOfMemoryError only if the call fails again after caches are emptied.
+            "lost" makes every later use of the device raise torch.AcceleratorError, until the process ends.
 
     Raises:
-        ValueError: a call or a kind that there is not, or that do not go together; nth below 1.
+        ValueError: the call or the kind is unknown, they cannot be combined, or nth is below 1.
     """
     if kind not in KINDS:
-        raise ValueError(f"a fault's kind is one of {', '.join(KINDS)}, and got {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, and got {kind!r}")
     if nth < 1:
-        raise ValueError(f"calls are counted from 1, and got {nth}")
+        raise ValueError(f"nth is counted from 1, and got {nth}")
     _C.fail_call(call, nth, KINDS[kind])
 
 
 @contextmanager
 def fails(call: str, nth: int = 1, kind: str = "error") -> Iterator[None]:
-    """As `fail`, within the context only."""
+    """Like `fail`, but only in a `with` block."""
     fail(call, nth, kind)
     try:
         yield
@@ -63,11 +63,12 @@ def fails(call: str, nth: int = 1, kind: str = "error") -> Iterator[None]:
 
 @contextmanager
 def by_chance(probability: float, seed: int, calls: Sequence[str] = CALLS) -> Iterator[None]:
-    """Each call of these names fails with this probability within the context; a seed fails the same ones again, as
-    long as one thread calls the devices.
+    """Make each call of these names fail with this probability in a `with` block.
+
+    The same seed makes the same calls fail if a single thread calls the devices.
 
     Raises:
-        ValueError: a call that there is not, or no probability.
+        ValueError: a call is unknown, or the probability is not between 0 and 1.
     """
     _C.fail_by_chance(list(calls), probability, seed)
     try:
@@ -78,7 +79,11 @@ def by_chance(probability: float, seed: int, calls: Sequence[str] = CALLS) -> It
 
 @contextmanager
 def slow(milliseconds: float) -> Iterator[None]:
-    """Each call takes so much longer within the context. Raises ValueError for a negative time."""
+    """Delay each call by this time in a `with` block.
+
+    Raises:
+        ValueError: the time is negative.
+    """
     _C.slow_calls(milliseconds)
     try:
         yield
@@ -87,15 +92,15 @@ def slow(milliseconds: float) -> Iterator[None]:
 
 
 def clear() -> None:
-    """Let no call fail any more. A device that is lost stays lost."""
+    """Remove all faults and delays. A device that is lost stays lost."""
     _C.clear_faults()
 
 
 def counts(reset: bool = False) -> dict[str, int]:
-    """How often each call was made; with `reset`, counted anew from now."""
+    """Return how often each call was made. With `reset`, start `counts` and `failed` at 0 again."""
     return dict(_C.fault_counts(reset)[0])
 
 
 def failed(reset: bool = False) -> int:
-    """How many calls have failed on purpose; with `reset`, `counts` and this are counted anew from now."""
+    """Return how many calls failed by injection. With `reset`, start `counts` and `failed` at 0 again."""
     return _C.fault_counts(reset)[1]

@@ -1,25 +1,26 @@
-"""Finds work on two streams that uses the same memory while nothing makes one wait for the other.
+"""Finds races between streams: two operators that use the same memory on different streams without synchronization.
 
     TORCH_BACKPLANE_SANITIZER=1 python program.py
 
-or, around a part of a program:
+or, for a part of a program:
 
     from torch_backplane.testing import sanitizer
 
     with sanitizer.sanitize():
         step()
 
-Like torch.cuda's sanitizer it looks at every operator of the thread that it was enabled in, and of the backward passes
-that this thread starts, and raises `RaceError` at the second of two that may run at once, with where both were called.
-It does not need bad luck: what counts is what waits for what, not what ran when. It goes by bytes, so parts of a tensor
-may be used on several streams; and it knows memory for the same after it was freed, so that a block which another
-stream still uses when it gets to a new tensor is found (`Tensor.record_stream` prevents that).
+Like torch.cuda's sanitizer, it checks every operator of the thread that enabled it, and of the backward passes that
+this thread starts. It raises `RaceError` at the second of two operators that can run at the same time, with the stack
+traces of both. It depends on synchronization only, not on timing. It compares bytes, so different parts of a tensor can
+be used on different streams. It also tracks memory after it is freed, so it finds a block that is reused for a new
+tensor while another stream still uses it (`Tensor.record_stream` prevents that).
 
-What it does not see: replays of graphs, and host memory. What a graph captures is looked at once, beside the rest of
-the graph: nothing of it runs yet.
+It does not check replays of graphs, or host memory. During capture, it compares an operator only with others of the
+same graph, because none of them runs yet.
 
-How: each stream has a vector clock, the latest operator of each other stream that it has waited for (Lamport 1978;
-Mattern 1989). Events copy it, waits merge it. For each range of memory the last write and the reads since are known.
+Each stream has a vector clock: the latest operator of each stream that it has waited for (Lamport 1978; Mattern 1989).
+Recording an event copies the clock, and waiting merges it. For each range of memory, the sanitizer stores the last
+write and the reads since then.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_backplane import _C
 
 MOST_FRAMES = 20
-"""Of the innermost callers of an operator, which an error shows."""
+"""Number of innermost stack frames that an error shows."""
 
 MOST_RUNS = 256
-"""A tensor whose elements lie in more separate runs of memory than that is looked at in these alone."""
+"""Maximum number of separate memory ranges of a tensor that are checked. Further ranges are ignored."""
 
-# Their results are new memory that nobody has written.
+# Operators whose results are uninitialized memory.
 _UNWRITTEN = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|new_empty_strided|empty_permuted)$")
-# They take tensors for what they look like.
+# Operators that use only the metadata of their arguments.
 _LIKE = re.compile(r"aten::(new_.*|.*_like)$")
-# The host waits for what they make of numbers in memory: Python numbers, or the sizes of results.
+# Tags of operators for which the host waits, because they return Python numbers or results of data-dependent size.
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same_size", "aten::is_pinned"}
 
@@ -65,7 +66,7 @@ class StreamKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What an operator does to a tensor."""
+    """An operator's access to a tensor."""
 
     stream: StreamKey
     number: int
@@ -80,14 +81,14 @@ class Access:
 
 
 class RaceError(RuntimeError):
-    """Two operators may use the same memory at once. `first` and `second` are their accesses."""
+    """Two operators can use the same memory at the same time. `first` and `second` are their accesses."""
 
     def __init__(self, first: Access, second: Access, range_: tuple[int, int]) -> None:
         self.first, self.second = first, second
         start, end = range_
         super().__init__(
-            f"{end - start:,} bytes of bp:{second.stream.device} at {start:#x} may be used by two operators "
-            f"at once: nothing makes {second.stream} wait for {first.stream} between\n\n{first}\nand\n\n{second}"
+            f"{end - start:,} bytes of bp:{second.stream.device} at {start:#x} can be used by two operators at the "
+            f"same time: {second.stream} does not wait for {first.stream} between\n\n{first}\nand\n\n{second}"
         )
 
 
@@ -117,7 +118,7 @@ class Memory:
         self._intervals.insert(place + 1, right)
 
     def touching(self, start: int, end: int) -> list[_Interval]:
-        """The intervals that have bytes from `start` to `end`, cut so that they have no others."""
+        """Return the intervals with bytes in [start, end), after splitting those that extend beyond it."""
         self._split(start)
         self._split(end)
         return self._intervals[bisect.bisect_left(self._starts, start) : bisect.bisect_left(self._starts, end)]
@@ -155,19 +156,21 @@ def _merge(clock: Clock, other: Clock) -> None:
 
 
 class Order:
-    """Which operators are over before what a stream is given next."""
+    """Tracks which operators are complete before the next operator of a stream runs."""
 
     def __init__(self) -> None:
         self._streams: dict[StreamKey, Clock] = {}
         self._events: dict[int, Clock] = {}
-        self._host: Clock = {}  # operators that the host knows to be over
+        self._host: Clock = {}  # operators that the host has waited for
         self._numbers = itertools.count(1)
         self._under_way = threading.local()
 
     @contextmanager
     def operator(self) -> Iterator[int]:
-        """Its number. What waits for a stream meanwhile waits for what the operator does on that stream, as item()
-        waits for itself.
+        """Start an operator in a `with` block and yield its number.
+
+        A wait for a stream in the block includes this operator's work on that stream; item(), for example, waits for
+        its own copy.
         """
         around = self._number_under_way()
         self._under_way.number = number = next(self._numbers)
@@ -177,25 +180,26 @@ class Order:
             self._under_way.number = around
 
     def _number_under_way(self) -> int:
-        """Of the calling thread's operator; 0: none."""
+        """Return the number of the operator that the calling thread is running, or 0."""
         return getattr(self._under_way, "number", 0)
 
     def give(self, stream: StreamKey, number: int) -> None:
-        """The stream is given the operator with this number."""
+        """Submit the operator with this number to the stream."""
         clock = self._streams.setdefault(stream, {})
         _merge(clock, self._host)
         _merge(clock, {stream: number})
 
     def host_passed(self, streams: Iterable[StreamKey]) -> None:
-        """What they were given is over."""
+        """The host has waited for these streams."""
         for stream in streams:
             _merge(self._host, self._known(stream))
 
     def is_over(self, access: Access, before: StreamKey) -> bool:
+        """Whether the access completes before the current operator of the stream `before` runs."""
         return access.number <= self._streams.get(before, {}).get(access.stream, 0)
 
     def note(self, what: str, event: int, device: int, stream: int) -> None:
-        """What `_C.watch_synchronization` tells."""
+        """Callback for `_C.watch_synchronization`."""
         key = StreamKey(device, stream)
         if what == "recorded":
             self._events[event] = self._known(key)
@@ -211,7 +215,7 @@ class Order:
             self._events.pop(event, None)
 
     def _known(self, stream: StreamKey) -> Clock:
-        """Also what was over when the host gave the stream whatever comes next."""
+        """Return the clock of the stream, including what the host has waited for and the running operator."""
         clock = dict(self._streams.get(stream, {}))
         _merge(clock, self._host)
         if number := self._number_under_way():
@@ -220,25 +224,25 @@ class Order:
 
 
 def _is_in_memory(value: object) -> bool:
-    """Whether it is a tensor of bp's, and no fake one."""
+    """Whether the value is a strided tensor in bp memory, and not a fake tensor."""
     if not isinstance(value, torch.Tensor) or value.device.type != "bp" or value.layout != torch.strided:
         return False
     return value.untyped_storage().device.type == "bp"
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
-    """Where its memory begins. `data_ptr()` would make a lazy copy a real one."""
+    """Return the address of the tensor's storage. `data_ptr()` would materialize a lazy copy."""
     return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
 
 def _stream_of(tensor: torch.Tensor) -> StreamKey:
-    """The current one of its device."""
+    """Return the current stream of the tensor's device."""
     index = tensor.device.index
     return StreamKey(index, torch.bp.current_stream(index).stream_id)  # type: ignore[attr-defined]
 
 
 def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """The ranges of addresses, [start, end), that the tensor's elements take."""
+    """Return the address ranges [start, end) of the tensor's elements."""
     start = _storage_of(tensor)
     if tensor.numel() == 0 or start == 0:
         return []
@@ -260,7 +264,7 @@ def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 class Sanitizer(TorchDispatchMode):
-    """Looks at the operators of the threads that have it as a mode."""
+    """Checks the operators of the threads in which this mode is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,9 +272,9 @@ class Sanitizer(TorchDispatchMode):
         self._order = Order()
         self._memory: dict[int, Memory] = {}
         self._captured: dict[int, tuple[int, Memory]] = {}
-        """Of a device, the latest capture's number, and what it does to memory when it is replayed."""
+        """For each device, the number of its latest graph capture, and the accesses that the graph will make."""
         self.operators = 0
-        """How many have been looked at."""
+        """Number of operators checked."""
 
     def note(self, what: str, event: int, device: int, stream: int) -> None:
         with self._lock:
@@ -301,12 +305,12 @@ class Sanitizer(TorchDispatchMode):
 
     @staticmethod
     def _given(schema: Any, args: Any, kwargs: Any, is_like: bool) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """The tensors that are read or written: what they are called, and whether they are written."""
+        """Yield (description, tensor, whether it is written) for each argument that is read or written."""
         for index, argument in enumerate(schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             alias = argument.alias_info
             if value is None or (alias is not None and not alias.is_write) or (is_like and alias is None):
-                continue  # not there; looked at as another view; or in its shape alone
+                continue  # None; only viewed; or only its metadata is used
             for tensor in pytree.tree_leaves(value):
                 if _is_in_memory(tensor):
                     yield f"argument {argument.name}", tensor, alias is not None
@@ -319,12 +323,12 @@ class Sanitizer(TorchDispatchMode):
             if returned.alias_info is not None:
                 continue
             for tensor in pytree.tree_leaves(value):
-                # Known memory is a view's that the schema hides.
+                # If the memory is known, the result is a view, although the schema does not say so.
                 if _is_in_memory(tensor) and _storage_of(tensor) not in known:
                     yield "its result", tensor, True
 
     def _memory_of(self, device: int) -> Memory:
-        """Where accesses on the device's current stream are."""
+        """Return the accesses on the device, or in the graph that its current stream captures."""
         capture = _C.capture_of(device)
         if capture == 0:
             return self._memory.setdefault(device, Memory())
@@ -368,17 +372,17 @@ _enabled: Sanitizer | None = None
 
 @contextmanager
 def sanitize() -> Iterator[Sanitizer]:
-    """Looks at the operators of this thread, and of backward passes that it starts, in a `with` block.
+    """Check the operators of this thread, and of backward passes that it starts, in a `with` block.
 
-    What was on its way before is taken to be over: the devices are waited for at the beginning.
+    The block starts by synchronizing all devices, so earlier work cannot race.
 
     Raises:
-        RaceError: at the second of two operators that may use the same memory at once.
-        RuntimeError: it is enabled already.
+        RaceError: at the second of two operators that can use the same memory at the same time.
+        RuntimeError: the sanitizer is already enabled.
     """
     global _enabled
     if _enabled is not None:
-        raise RuntimeError("the sanitizer is enabled already, and one is enough")
+        raise RuntimeError("the sanitizer is enabled already in this process")
     sanitizer = Sanitizer()
     for index in range(torch.bp.device_count()):  # type: ignore[attr-defined]
         torch.bp.synchronize(index)  # type: ignore[attr-defined]
@@ -393,10 +397,14 @@ def sanitize() -> Iterator[Sanitizer]:
 
 
 def enable() -> None:
-    """Looks at this thread's operators from now on, until the program ends: what TORCH_BACKPLANE_SANITIZER=1 does."""
+    """Check this thread's operators until the program ends. TORCH_BACKPLANE_SANITIZER=1 calls this.
+
+    Raises:
+        RuntimeError: the sanitizer is already enabled.
+    """
     global _enabled
     if _enabled is not None:
-        raise RuntimeError("the sanitizer is enabled already, and one is enough")
+        raise RuntimeError("the sanitizer is enabled already in this process")
     _enabled = Sanitizer()
     _C.watch_synchronization(_enabled.note)
     _enabled.__enter__()
