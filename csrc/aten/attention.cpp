@@ -26,21 +26,14 @@ using OptionalTensor = std::optional<Tensor>;
 
 enum class Way {
   Composed, // matrix products and a softmax; on devices without kernels, the CPU flash kernel as a fallback
-  OnePass, // one-pass kernels, or the CPU flash kernel where the planner expects it to be faster
+  OnePass, // one-pass kernels
   Host, // the CPU flash kernel, in stream order
 };
 
-// Limits of the kernels for CPUs, which compute several rows at a time: the fewest queries that pay off, and the most
-// columns.
-constexpr int64_t kFewestQueries = 8, kMostColumns = 256; // the latter as in attention_lanes.py
-
-Way way_of(const Tensor& query, const Tensor& value, double dropout_p) {
+// Kernels are for devices whose work items run in lockstep: on CPUs, products and a softmax are faster.
+Way way_of(const Tensor& query) {
   const auto index = query.device().index();
-  const bool by_kernels = attends_in_one_pass(index) &&
-      (!runs_threads(index) ||
-       (dropout_p == 0 && query.sym_size(2) >= kFewestQueries && query.sym_size(3) <= kMostColumns &&
-        value.sym_size(3) <= kMostColumns));
-  return by_kernels ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
+  return attends_in_one_pass(index) && !runs_threads(index) ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
 }
 
 bool is_probability(double p) {
@@ -114,14 +107,11 @@ const char* why_not(
   }
   const auto index = query.device().index();
   const bool wants_mask_gradient = mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled();
-  if (way_of(query, value, dropout_p) == Way::OnePass && !(runs_threads(index) && wants_mask_gradient)) {
+  if (way_of(query) == Way::OnePass) {
     return nullptr;
   }
   if (runs_kernels && !computes_on_host(index)) {
-    return runs_threads(index)
-        ? "kernels for CPUs need 8 or more queries of up to 256 columns, and support neither dropout nor a gradient "
-          "for the mask"
-        : "there is no kernel for the device's target, or the device has too little local memory";
+    return "the kernels need work items that run in lockstep, and enough local memory";
   }
   // The CPU's flash kernel
   if (wants_mask_gradient) {
@@ -183,7 +173,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool return_debug_mask,
     std::optional<double> scale) {
   torch::jit::Stack stack;
-  if (way_of(query, value, dropout_p) != Way::Composed) {
+  if (way_of(query) != Way::Composed) {
     // choose() checks this, too, but direct calls of the operator bypass it.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
@@ -191,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
         "dropout_p between 0 and 1, but got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     TORCH_CHECK(
-        way_of(query, value, dropout_p) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
+        way_of(query) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
         "the CPU's flash kernel does not support dropout, and needs as many heads of keys as of queries");
     static const auto one_pass = find_operator("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
@@ -231,7 +221,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  if (way_of(query, value, dropout_p) != Way::Composed) {
+  if (way_of(query) != Way::Composed) {
     static const auto one_pass = find_operator("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));

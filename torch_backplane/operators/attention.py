@@ -1,8 +1,8 @@
 """Scaled dot product attention in one pass, and its gradients, for calls that csrc/aten/attention.cpp selects.
 
-Generated kernels compute it. If the host can access the device's memory and work items do not run in lockstep,
-PyTorch's CPU kernel is another candidate. PyTorch composes other calls of matrix products and a softmax, which store a
-number for each pair of query and key.
+On devices whose work items run in lockstep, generated kernels compute it. On CPUs whose memory the host can access,
+PyTorch's CPU flash kernel does; the kernels work there too, and are slower. PyTorch composes other calls of matrix
+products and a softmax, which store a number for each pair of query and key.
 """
 
 from __future__ import annotations
@@ -39,22 +39,10 @@ from torch_backplane.planning import (
 )
 from torch_backplane.planning.launch import traced
 
-_FEW = 16  # queries; kernels compute tiles of 32 queries
-
-
-def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
-    heads, queries = query.shape[0] * query.shape[1], query.shape[2]
-    rows_of_products = heads * key.shape[2] * columns
-    if backward:
-        return costs.on_host("gradients of attention", torch.float32, rows_of_products * queries)
-    few = "attention of few queries"
-    return costs.on_host(few, torch.float32, rows_of_products if queries < _FEW else 0)
-
-
 ways = Candidates(
     "attention",
-    Candidate("host", lambda query, *described: host_refuses(query), cost=_cost_on_host),
-    Candidate("generated", lambda *described: None),
+    Candidate("host", host_refuses, cost=lambda query: costs.on_host("attention", torch.float32)),
+    Candidate("generated", lambda query: None),
 )
 
 
@@ -98,12 +86,7 @@ def _is_on_host(
     problem = partial(
         tuning.Problem.of, operator, query.dtype, query=query, key=key, value=value, bias=bias, causal=causal
     )
-    return ways.choose(query, key, value.shape[3], backward, problem=problem) == "host"
-
-
-def _as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
-    """Converts to the compute dtype where work items are CPU threads, which read each number again for many rows."""
-    return tensor if dialect_of(tensor.device).target.simt else tensor.to(value_dtype(tensor.dtype))
+    return ways.choose(query, problem=problem) == "host"
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -133,7 +116,6 @@ def one_pass(
         given, results = (query, key, value, bias, is_causal, scale), {"out": out, "logarithm": logarithm}
         call_on_cpu(torch.ops.backplane.host_attention.default, *given, **results)
         return out, logarithm, None
-    key, value = _as_kernels_read(key), _as_kernels_read(value)
     dropout = None
     if kept is not None:
         dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
@@ -168,7 +150,6 @@ def one_pass_backward(
     gradients = [
         torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
     ]
-    grad, query, key, value = map(_as_kernels_read, (grad, query, key, value))
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
     params = AttentionParams(like_scores, is_causal, scale, dropout)

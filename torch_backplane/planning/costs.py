@@ -19,8 +19,7 @@ HOST_FROM = {
     "products": 1 << 30,
     "products of few rows": 1 << 18,
     "convolutions": 1 << 23,
-    "attention of few queries": 1 << 21,
-    "gradients of attention": 1 << 26,
+    "attention": 0,
     "recurrent layers": 0,
     "transforms": 0,
 }

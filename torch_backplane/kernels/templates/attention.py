@@ -2,9 +2,7 @@
 
 Memory use is linear in the sequence length, not quadratic. The softmax is corrected whenever a greater score is found
 (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al., «FlashAttention», 2022). The
-gradients recompute the weights from the scores and the saved logarithms of the softmax denominators. CPUs use the text
-of `cpu/attention_lanes.py`, except with dropout and for many columns. The rest of this description is about the text
-for SIMT targets.
+gradients recompute the weights from the scores and the saved logarithms of the softmax denominators.
 
 A work group has a tile of query rows; for the gradients of keys and values, a tile of keys. It iterates over the rows
 of the other side tile by tile, computes a tile of weights in local memory, and adds the weighted rows to its results,
@@ -27,13 +25,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_backplane.kernels.cpu import attention_lanes
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
-from torch_backplane.kernels.templates.spelling import lane_count, turning
 
 # A work group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
 PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
@@ -193,11 +189,10 @@ def _launch(
     depth_too = tensors["own_too"].shape[3] if "own_too" in tensors else 0
     batch, heads, rows, columns = out.shape
     value = value_dtype(out.dtype)
-    most = max(columns, tensors["own"].shape[3], depth_too)
-    if dialect.target.simt or dropout is not None or most > attention_lanes.MOST_COLUMNS:
-        form = _of_groups(dialect, value, out, of, params, part_keys is not None)
-    else:
-        form = _of_threads(dialect, value, out, of, params, tensors)
+    side = side_of(dialect.target, value.itemsize, rows)
+    if side is None:
+        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
+    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -208,12 +203,13 @@ def _launch(
         "depth": tensors["own"].shape[3],
         **({} if part_keys is None else {"parts": parts, "part_keys": part_keys}),
         **({"depth_too": depth_too} if depth_too else {}),
-        **form.integers,
+        "row_tiles": row_tiles,
+        "column_parts": column_parts,
     }
     strided = {"out": out, **tensors, **({} if bias is None else {"bias": bias})}
-    numbers, functions = {"scale": (value, scale)}, form.functions
+    numbers, functions = {"scale": (value, scale)}, ""
     if dropout is not None:
-        functions += scalar_words(dialect, value)
+        functions = scalar_words(dialect, value)
         numbers["kept"] = (value, dropout.kept)
         if dropout.drawn is not None:
             outputs = {**outputs, "state": dropout.state}
@@ -227,70 +223,13 @@ def _launch(
         numbers=numbers,
         types=TYPES,
         functions=functions,
-        constants=form.constants,
+        constants={**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
         value=value,
-        body=form.body,
-        groups=parts * batch * heads * form.groups,
-        group_size=form.group_size,
+        body=_body(of, bias is not None, params.causal, dropout is not None, part_keys is not None),
+        groups=parts * batch * heads * row_tiles * column_parts,
+        group_size=side * side,
         strided=set(strided),
     ).launch()
-
-
-class _Form(NamedTuple):
-    """The differences between the forms for SIMT targets and for CPUs.
-
-    Args:
-        groups: work groups per head.
-    """
-
-    integers: dict[str, int]
-    constants: dict[str, int | str]
-    body: str
-    groups: int
-    group_size: int
-    functions: str = ""
-
-
-def _of_groups(
-    dialect: Dialect, value: torch.dtype, out: torch.Tensor, of: str, params: AttentionParams, divided: bool
-) -> _Form:
-    rows, columns = out.shape[2:]
-    side = side_of(dialect.target, value.itemsize, rows)
-    if side is None:
-        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
-    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
-    return _Form(
-        {"row_tiles": row_tiles, "column_parts": column_parts},
-        {**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
-        _body(of, params.bias is not None, params.causal, params.dropout is not None, divided),
-        row_tiles * column_parts,
-        side * side,
-    )
-
-
-def _of_threads(
-    dialect: Dialect,
-    value: torch.dtype,
-    out: torch.Tensor,
-    of: str,
-    params: AttentionParams,
-    tensors: Mapping[str, torch.Tensor],
-) -> _Form:
-    rows, columns = out.shape[2:]
-    depth, depth_too = (tensors[name].shape[3] if name in tensors else 0 for name in ("own", "own_too"))
-    lanes = lane_count(dialect, value)
-    could = {"out": out, **tensors} if lanes > 1 and of != "inner" else {}
-    turned = frozenset(name for name in ("own", "own_too", "out") if name in could and could[name].stride(3) == 1)
-    vectors = attention_lanes.vectors_of(dialect, value, rows)
-    row_tiles = -(-rows // (vectors * lanes))
-    return _Form(
-        {"row_tiles": row_tiles},
-        {"NOTHING": _nothing(dialect, value), **attention_lanes.constants_of(vectors, columns, depth, depth_too)},
-        attention_lanes.body(of, params.bias is not None, params.causal, vectors, turned),
-        row_tiles,
-        1,
-        turning("lanes_turn", "value_t_lanes", lanes, facts(value).bits) if turned else "",
-    )
 
 
 def _tiles(side: int, rows: int, columns: int) -> tuple[int, int, int, int]:
@@ -449,7 +388,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
-            **attention_lanes.heads_of(of_keys),
+            **_heads(of_keys),
             "from": bounds[0],
             "to": bounds[1],
             "scores": product("own", "other", "scores", "depth"),
@@ -468,6 +407,15 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "finish": _NORMALIZE if of == "result" else finish,
         },
     )
+
+
+def _heads(of_keys: bool) -> dict[str, str]:
+    """Text parts: how a head of the tile's rows, keys or queries, maps to the heads of the other rows."""
+    if of_keys:
+        own = {"query_heads": "heads * sharing", "queries": "others", "sharers": "sharing"}
+        return {**own, "query_head": "head * sharing + shared", "head_of_others": "query_head"}
+    own = {"query_heads": "heads", "queries": "rows", "sharers": "1"}
+    return {**own, "query_head": "head", "head_of_others": "head / sharing"}
 
 
 def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[str, str]:
