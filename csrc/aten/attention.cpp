@@ -33,7 +33,9 @@ enum class Way {
 // Kernels are for devices whose work items run in lockstep: on CPUs, products and a softmax are faster.
 Way way_of(const Tensor& query) {
   const auto index = query.device().index();
-  return attends_in_one_pass(index) && !runs_threads(index) ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
+  return attends_in_one_pass(index) && !runs_threads(index) ? Way::OnePass
+      : computes_on_host(index)                             ? Way::Host
+                                                            : Way::Composed;
 }
 
 bool is_probability(double p) {
@@ -59,14 +61,14 @@ bool is_one_pass(
     double dropout_p,
     bool enable_gqa) {
   for (const Tensor& tensor : {query, key, value}) {
-    if (tensor.is_nested() || tensor.dim() != 4 || tensor.sym_numel() == 0 || tensor.scalar_type() != query.scalar_type() ||
-        tensor.device() != query.device()) {
+    if (tensor.is_nested() || tensor.dim() != 4 || tensor.sym_numel() == 0 ||
+        tensor.scalar_type() != query.scalar_type() || tensor.device() != query.device()) {
       return false;
     }
   }
   const auto heads = query.sym_size(1), shared = key.sym_size(1);
-  return is_probability(dropout_p) && c10::isFloatingType(query.scalar_type()) && query.sym_size(0) == key.sym_size(0) &&
-      query.sym_size(0) == value.sym_size(0) && shared == value.sym_size(1) &&
+  return is_probability(dropout_p) && c10::isFloatingType(query.scalar_type()) &&
+      query.sym_size(0) == key.sym_size(0) && query.sym_size(0) == value.sym_size(0) && shared == value.sym_size(1) &&
       (heads == shared || (enable_gqa && heads % shared == 0)) && query.sym_size(3) == key.sym_size(3) &&
       key.sym_size(2) == value.sym_size(2) &&
       (!mask.has_value() || fits(*mask, {query.sym_size(0), heads, query.sym_size(2), key.sym_size(2)}));
@@ -74,7 +76,8 @@ bool is_one_pass(
 
 // Whether PyTorch's CPU flash kernel supports operands of matching sizes: the conditions of PyTorch's
 // use_flash_attention_cpp.
-bool is_flash_on_cpu(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double dropout_p) {
+bool is_flash_on_cpu(
+    const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double dropout_p) {
   const bool are_rows = query.sym_stride(3) == 1 && key.sym_stride(3) == 1 && value.sym_stride(3) == 1;
   return are_rows && dropout_p == 0 && query.sym_size(3) == value.sym_size(3) &&
       (!mask.has_value() || mask->dim() == 2 || mask->dim() == 4);
@@ -97,7 +100,8 @@ const char* why_not(
     bool enable_gqa) {
   const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
   if (!is_fusing_enabled()) {
-    return "every SDPBackend that selects it is disabled: FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE";
+    return "every SDPBackend that selects it is disabled: FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and "
+           "OVERRIDEABLE";
   }
   const char* sizes =
       "query, key and value need four dimensions, the same floating-point dtype, matching sizes and at least one "
@@ -189,16 +193,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     // Seed and offset are one tensor on the device, because they differ in each replay of a plan.
     const Tensor state = stack[2].toTensor();
     return {
-        stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-        state.defined() ? state : at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+        stack[0].toTensor(),
+        stack[1].toTensor(),
+        Tensor(),
+        Tensor(),
+        query.sym_size(2),
+        key.sym_size(2),
+        state.defined() ? state : at::empty({}, at::kLong),
+        at::empty({}, at::kLong),
+        Tensor()};
   }
   static const auto op = find_operator("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::push(stack, query, key, value, dropout_p, is_causal, bias, scale);
   run_on_cpu(op, op, &stack);
   // No dropout, hence no random state; no packed sequences, hence no cumulative lengths.
-  return {
-      stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-      at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+  return {stack[0].toTensor(),      stack[1].toTensor(),      Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(

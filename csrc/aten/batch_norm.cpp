@@ -15,9 +15,16 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 using BatchNormResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
 
-BatchNormResults batch_norm_impl_index(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                              const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
-                              double momentum, double eps, bool cudnn_enabled) {
+BatchNormResults batch_norm_impl_index(
+    const at::Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool training,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
   if (input.sym_numel() != 0 || device(input.device().index()).properties().supports(at::kDouble)) {
     return at::compositeimplicitautograd::_batch_norm_impl_index(
         input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);

@@ -28,9 +28,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     std::array<bool, 3> output_mask) {
   static const auto op = find_operator("aten::convolution_backward");
   torch::jit::Stack stack;
-  const auto integers = [](c10::SymIntArrayRef values) {
-    return C10_AS_INTARRAYREF_SLOW(values).vec();
-  };
+  const auto integers = [](c10::SymIntArrayRef values) { return C10_AS_INTARRAYREF_SLOW(values).vec(); };
   torch::jit::push(stack, grad_output, input, weight);
   if (output_mask[2]) {
     torch::jit::push(stack, std::vector<int64_t>{grad_output.size(1)});
@@ -39,8 +37,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   }
   torch::jit::push(
       stack, integers(stride), integers(padding), integers(dilation), transposed, integers(output_padding),
-      groups.guard_int(__FILE__, __LINE__),
-      c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]}));
+      groups.guard_int(__FILE__, __LINE__), c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]}));
   run_on_cpu(op, op, &stack);
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }

@@ -1,13 +1,13 @@
 // Copies: between the CPU and bp, within a bp device and between two of them.
-#include <ATen/core/Tensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/alias.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/copy_native.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -95,7 +95,7 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   const bool both = is_bp(source) && is_bp(destination);
   const auto index = is_bp(destination) ? destination.device().index() : source.device().index();
   const auto stream = current_stream(index);
-  const auto kind = both         ? CopyKind::WithinDevice
+  const auto kind = both   ? CopyKind::WithinDevice
       : is_bp(destination) ? CopyKind::HostToDevice
                            : CopyKind::DeviceToHost;
   if (auto* recorder = Recorder::active()) {
@@ -147,8 +147,7 @@ void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination)
     const auto handle = stream_handle(to_stream);
     DeviceCall call(from.needs_gil() || to.needs_gil());
     const ProfiledCommand profiled(Activity::Kind::Copy, to_index, handle, "Memcpy PtoP", source.nbytes());
-    done = to.copy_from_peer(
-        destination.mutable_data_ptr(), from, source.const_data_ptr(), source.nbytes(), handle);
+    done = to.copy_from_peer(destination.mutable_data_ptr(), from, source.const_data_ptr(), source.nbytes(), handle);
   }
   if (done) {
     order(to_stream, from_stream);

@@ -85,7 +85,8 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "Tensor logarithm, bool is_causal, float scale, *, Tensor(a!) of_query, Tensor(b!) of_key, "
       "Tensor(c!) of_value) -> ()");
   m.def(
-      "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+      "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] "
+      "dilation, "
       "bool transposed, int[] output_padding, int groups, *, Tensor(a!)? of_input, Tensor(b!)? of_weight, "
       "Tensor(c!)? of_bias) -> ()");
 }

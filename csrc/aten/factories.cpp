@@ -30,9 +30,8 @@ class FactoryGuard {
       std::optional<bool> pin_memory)
       : dtype(c10::dtype_or_default(dtype)) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        c10::layout_or_default(layout) == c10::kStrided,
-        "bp tensors must be strided; a tensor with layout ", c10::layout_or_default(layout),
-        " cannot be created on bp");
+        c10::layout_or_default(layout) == c10::kStrided, "bp tensors must be strided; a tensor with layout ",
+        c10::layout_or_default(layout), " cannot be created on bp");
     TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
     const auto index = checked_index(c10::device_or_default(device).index());
     check_dtype(index, this->dtype);
@@ -135,8 +134,8 @@ at::Tensor& set_storage(
   } else {
     impl->set_sizes_and_strides(size, stride, storage_offset);
   }
-  const size_t bytes = at::detail::computeStorageNbytes(
-      self.sizes(), self.strides(), self.dtype().itemsize(), self.storage_offset());
+  const size_t bytes =
+      at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize(), self.storage_offset());
   auto* storage = self.storage().unsafeGetStorageImpl();
   if (self.numel() > 0 && bytes > storage->nbytes()) {
     resize_storage(storage, bytes);

@@ -47,7 +47,9 @@ std::pair<Tensor, Tensor> tolerances(const Tensor& self, const OptionalTensor& a
 
 std::pair<Tensor, Tensor> tolerances(const Tensor& self, Number atol, Number rtol) {
   const auto options = self.options().dtype(c10::toRealValueType(self.scalar_type()));
-  const auto made = [&](Number one) { return one.has_value() ? OptionalTensor(at::full({}, *one, options)) : std::nullopt; };
+  const auto made = [&](Number one) {
+    return one.has_value() ? OptionalTensor(at::full({}, *one, options)) : std::nullopt;
+  };
   return tolerances(self, made(atol), made(rtol));
 }
 
@@ -59,8 +61,7 @@ Tensor pinv(const Tensor& self, Number atol, Number rtol, bool hermitian) {
   return at::linalg_pinv(self, absolute, relative, hermitian);
 }
 
-Tensor pinv_by_tensors(
-    const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
+Tensor pinv_by_tensors(const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
   if (!needs_own_dtype(self) || (atol.has_value() && rtol.has_value())) {
     return at::native::linalg_pinv(self, atol, rtol, hermitian);
   }
@@ -76,7 +77,8 @@ Tensor matrix_rank(const Tensor& self, Number atol, Number rtol, bool hermitian)
   return at::linalg_matrix_rank(self, absolute, relative, hermitian);
 }
 
-Tensor matrix_rank_by_tensors(const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
+Tensor matrix_rank_by_tensors(
+    const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
   if (!needs_own_dtype(self) || (atol.has_value() && rtol.has_value())) {
     return at::native::linalg_matrix_rank(self, atol, rtol, hermitian);
   }

@@ -14,13 +14,21 @@ using OptionalTensor = std::optional<at::Tensor>;
 using RmsNormResults = std::tuple<at::Tensor, at::Tensor>;
 
 // Returns the result, and the reciprocal of the root mean square, which is float32 for 16-bit inputs.
-RmsNormResults fused_rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape, const OptionalTensor& weight,
-                       std::optional<double> eps) {
+RmsNormResults fused_rms_norm(
+    const at::Tensor& input,
+    at::IntArrayRef normalized_shape,
+    const OptionalTensor& weight,
+    std::optional<double> eps) {
   return at::compositeimplicitautograd::_fused_rms_norm(input, normalized_shape, weight, eps);
 }
 
-RmsNormResults fused_rms_norm_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef normalized_shape,
-                                const at::Tensor& rstd, const OptionalTensor& weight, std::array<bool, 2> mask) {
+RmsNormResults fused_rms_norm_backward(
+    const at::Tensor& grad,
+    const at::Tensor& input,
+    at::IntArrayRef normalized_shape,
+    const at::Tensor& rstd,
+    const OptionalTensor& weight,
+    std::array<bool, 2> mask) {
   const bool weighted = weight && weight->defined();
   const auto compute = at::toOpMathType(input.scalar_type());
   std::vector<int64_t> outer(input.dim() - normalized_shape.size()), inner(normalized_shape.size());

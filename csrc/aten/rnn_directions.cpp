@@ -84,8 +84,9 @@ Given::Given(c10::ArrayRef<IValue> arguments)
 
 void Given::check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
   TORCH_CHECK(
-      !tensor.has_value() || (tensor->sizes() == sizes && tensor->scalar_type() == input.scalar_type() &&
-                              tensor->device() == input.device()),
+      !tensor.has_value() ||
+          (tensor->sizes() == sizes && tensor->scalar_type() == input.scalar_type() &&
+           tensor->device() == input.device()),
       "expected a tensor of sizes ", sizes, " and ", input.scalar_type(), " on ", input.device(), ", but got ",
       tensor->sizes(), " and ", tensor->scalar_type(), " on ", tensor->device());
 }
@@ -107,8 +108,7 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
       grad_hy(arguments[1].toTensor()),
       grad_cy(arguments[2].toTensor()),
       given(arguments.slice(3, Given::kCount)),
-      results{
-          arguments[8].toTensor(), arguments[9].toTensor(), arguments[10].toTensor(), arguments[11].toTensor()} {
+      results{arguments[8].toTensor(), arguments[9].toTensor(), arguments[10].toTensor(), arguments[11].toTensor()} {
   given.check(grad, given.out_sizes());
   given.check(results.out, given.out_sizes());
   given.check(grad_hy, given.state_sizes());
@@ -159,7 +159,7 @@ std::vector<Tensor> gradients(
   for (int64_t i = 0; i < computed.given.directions(); ++i) {
     found.push_back(of_direction(direction_of(computed, i)));
   }
-  const auto both = [&](Tensor Gradients::*which) {
+  const auto both = [&](Tensor Gradients::* which) {
     return found.size() == 1 ? (found[0].*which).unsqueeze(0) : at::stack({found[0].*which, found[1].*which});
   };
   std::vector<Tensor> all{

@@ -132,8 +132,8 @@ void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
     return;
   }
   answer(stack, Computed::kCount, gradients(computed, [](const ComputedDirection& one) {
-    return gradients_by_steps(one, one.results.saved);
-  }));
+           return gradients_by_steps(one, one.results.saved);
+         }));
 }
 
 namespace {
@@ -175,14 +175,17 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "rnn_layer(Tensor input, Tensor hx, Tensor? cx, Tensor[] params, int mode, bool training) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "rnn_layer_backward(Tensor grad, Tensor grad_hy, Tensor grad_cy, Tensor input, Tensor hx, Tensor? cx, Tensor[] params, "
+      "rnn_layer_backward(Tensor grad, Tensor grad_hy, Tensor grad_cy, Tensor input, Tensor hx, Tensor? cx, Tensor[] "
+      "params, "
       "int mode, Tensor out, Tensor hy, Tensor cy, Tensor saved) -> Tensor[]");
   m.def(
-      "host_rnn_layer(Tensor input, Tensor hx, Tensor? cx, Tensor[] params, int mode, bool training, *, Tensor(a!) out, "
+      "host_rnn_layer(Tensor input, Tensor hx, Tensor? cx, Tensor[] params, int mode, bool training, *, Tensor(a!) "
+      "out, "
       "Tensor(b!) hy, Tensor(c!)? cy, Tensor(d!)? saved) -> ()");
   m.def(
       "host_rnn_layer_backward(Tensor grad, Tensor grad_hy, Tensor grad_cy, Tensor input, Tensor hx, Tensor? cx, "
-      "Tensor[] params, int mode, Tensor out, Tensor hy, Tensor cy, Tensor saved, *, Tensor(a!) of_input, Tensor(b!) of_hx, "
+      "Tensor[] params, int mode, Tensor out, Tensor hy, Tensor cy, Tensor saved, *, Tensor(a!) of_input, Tensor(b!) "
+      "of_hx, "
       "Tensor(c!)? of_cx, Tensor(d!)[] of_params) -> ()");
 }
 

@@ -40,8 +40,9 @@ Gradients gradients_by_onednn(const ComputedDirection& computed, const Tensor& w
       given.input.contiguous(), given.w_ih.contiguous(), given.w_hh.contiguous(), bias_or_zeros(given.b_ih, given.w_ih),
       bias_or_zeros(given.b_hh, given.w_hh), of_one_layer(given.hx), of_one_layer(*given.cx),
       computed.results.out.contiguous(), of_one_layer(computed.results.hy), of_one_layer(computed.results.cy),
-      computed.grad.contiguous(), of_one_layer(computed.grad_hy), of_one_layer(computed.grad_cy), given.reverse, given.mode,
-      given.hidden(), /*num_layers=*/1, given.has_biases(), /*train=*/true, /*bidirectional=*/false, /*batch_sizes=*/{},
+      computed.grad.contiguous(), of_one_layer(computed.grad_hy), of_one_layer(computed.grad_cy), given.reverse,
+      given.mode, given.hidden(), /*num_layers=*/1, given.has_biases(), /*train=*/true, /*bidirectional=*/false,
+      /*batch_sizes=*/{},
       /*batch_first=*/false, workspace);
   return {
       of_input,

@@ -56,8 +56,8 @@ States composed(const Tensor& input, const Tensor& hx, const OptionalTensor& cx,
         with.batch_first);
     return {out, hy, Tensor()};
   };
-  using Function = std::tuple<Tensor, Tensor>(
-      const Tensor&, const Tensor&, TensorList, bool, int64_t, double, bool, bool, bool);
+  using Function =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, TensorList, bool, int64_t, double, bool, bool, bool);
   switch (with.mode) {
     case kLstm: {
       const Tensor both[] = {hx, *cx};
@@ -93,7 +93,8 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     torch::jit::push(stack, input, hx, cx, params.vec(), mode, training);
     static const auto op = find_operator("backplane::rnn_layer");
     asks_no_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
-    const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(), saved = stack[3].toTensor();
+    const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(),
+                 saved = stack[3].toTensor();
     variable_list kept{out, hy, cy, saved, input, hx, cx.value_or(Tensor())};
     kept.insert(kept.end(), params.begin(), params.end());
     ctx->save_for_backward(kept);
@@ -145,7 +146,8 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     const OptionalTensor cx = given[2].defined() ? OptionalTensor(given[2]) : std::nullopt;
     const auto [out, hy, cy] = composed(
         given[0], given[1], cx,
-        {params, mode, /*has_biases=*/static_cast<int64_t>(params.size()) == 4 * directions, /*num_layers=*/1, /*dropout=*/0,
+        {params, mode, /*has_biases=*/static_cast<int64_t>(params.size()) == 4 * directions, /*num_layers=*/1,
+         /*dropout=*/0,
          /*train=*/true, /*bidirectional=*/directions == 2, /*batch_first=*/false});
     variable_list outputs{out, hy}, cotangents{grads[0], grads[1]};
     if (cx.has_value()) {
@@ -182,8 +184,7 @@ bool serves(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, con
     }
   }
   if (!c10::isFloatingType(input.scalar_type()) || input.dim() != 3 || input.numel() == 0 || hx.dim() != 3 ||
-      with.num_layers < 1 ||
-      static_cast<int64_t>(with.params.size()) != with.num_layers * directions * of_layer) {
+      with.num_layers < 1 || static_cast<int64_t>(with.params.size()) != with.num_layers * directions * of_layer) {
     return false;
   }
   const int64_t hidden = hx.size(2), rows = gates_of(with.mode) * hidden;
@@ -225,9 +226,10 @@ States layers(const Tensor& given, const Tensor& hx, const OptionalTensor& cx, c
       input = at::dropout(input, with.dropout, /*train=*/true);
     }
   }
-  const auto joined = [](const std::vector<Tensor>& states) { return states.size() == 1 ? states[0] : at::cat(states); };
-  return {
-      with.batch_first ? input.transpose(0, 1) : input, joined(last), cx.has_value() ? joined(cells) : Tensor()};
+  const auto joined = [](const std::vector<Tensor>& states) {
+    return states.size() == 1 ? states[0] : at::cat(states);
+  };
+  return {with.batch_first ? input.transpose(0, 1) : input, joined(last), cx.has_value() ? joined(cells) : Tensor()};
 }
 
 States run(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, const Arguments& with) {
@@ -266,9 +268,7 @@ States lstm(
   if (hx.size() != 2) { // PyTorch raises the error
     return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
-  return run(
-      input, hx[0], hx[1],
-      {params, kLstm, has_biases, num_layers, dropout, train, bidirectional, batch_first});
+  return run(input, hx[0], hx[1], {params, kLstm, has_biases, num_layers, dropout, train, bidirectional, batch_first});
 }
 
 template <int64_t mode>
@@ -282,8 +282,8 @@ std::tuple<Tensor, Tensor> others(
     bool train,
     bool bidirectional,
     bool batch_first) {
-  auto [out, hy, none] = run(
-      input, hx, std::nullopt, {params, mode, has_biases, num_layers, dropout, train, bidirectional, batch_first});
+  auto [out, hy, none] =
+      run(input, hx, std::nullopt, {params, mode, has_biases, num_layers, dropout, train, bidirectional, batch_first});
   return {out, hy};
 }
 

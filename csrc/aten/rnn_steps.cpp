@@ -66,8 +66,9 @@ void check_matrices(const char* step, const Tensor& state, std::initializer_list
 void check_vectors(const char* step, const Tensor& state, int64_t times, std::initializer_list<OptionalTensor> biases) {
   for (const OptionalTensor& bias : biases) {
     TORCH_CHECK(
-        !has(bias) || (bias->dim() == 1 && bias->size(0) == times * state.size(1) &&
-                       bias->scalar_type() == state.scalar_type() && bias->device() == state.device()),
+        !has(bias) ||
+            (bias->dim() == 1 && bias->size(0) == times * state.size(1) && bias->scalar_type() == state.scalar_type() &&
+             bias->device() == state.device()),
         step, " expected a bias of ", times * state.size(1), " elements and of ", state.scalar_type(),
         ", but got sizes ", bias->sizes(), " of ", bias->scalar_type());
   }
@@ -88,7 +89,10 @@ void lstm_step_by_tensors(
     const Tensor& cell) {
   check_matrices(
       "lstm_step", cell,
-      {{"out", out, 1}, {"new_cell", new_cell, 1}, {"saved", saved, 4}, {"input_gates", input_gates, 4},
+      {{"out", out, 1},
+       {"new_cell", new_cell, 1},
+       {"saved", saved, 4},
+       {"input_gates", input_gates, 4},
        {"hidden_gates", hidden_gates, 4}});
   check_vectors("lstm_step", cell, 4, {input_bias, hidden_bias});
   add_to(saved, input_gates, input_bias);
@@ -115,8 +119,13 @@ void lstm_step_backward_by_tensors(
     const Tensor& saved) {
   check_matrices(
       "lstm_step_backward", cell,
-      {{"of_gates", of_gates, 4}, {"of_cell", of_cell, 1}, {"grad", grad, 1}, {"later", or_else(later, grad), 1},
-       {"cell_grad", or_else(cell_grad, grad), 1}, {"new_cell", new_cell, 1}, {"saved", saved, 4}});
+      {{"of_gates", of_gates, 4},
+       {"of_cell", of_cell, 1},
+       {"grad", grad, 1},
+       {"later", or_else(later, grad), 1},
+       {"cell_grad", or_else(cell_grad, grad), 1},
+       {"new_cell", new_cell, 1},
+       {"saved", saved, 4}});
   const Tensor total = total_of(grad, later);
   const auto gates = saved.chunk(4, 1);
   const Tensor &input = gates[0], &forget = gates[1], &fresh = gates[2], &output = gates[3];
@@ -169,8 +178,12 @@ void gru_step_backward_by_tensors(
     const Tensor& saved) {
   check_matrices(
       "gru_step_backward", hidden,
-      {{"of_gates", of_gates, 3}, {"of_hidden_gates", of_hidden_gates, 3}, {"of_hidden", of_hidden, 1}, {"grad", grad, 1},
-       {"later", or_else(later, grad), 1}, {"saved", saved, 4}});
+      {{"of_gates", of_gates, 3},
+       {"of_hidden_gates", of_hidden_gates, 3},
+       {"of_hidden", of_hidden, 1},
+       {"grad", grad, 1},
+       {"later", or_else(later, grad), 1},
+       {"saved", saved, 4}});
   const Tensor total = total_of(grad, later);
   const auto parts = saved.chunk(4, 1);
   const Tensor &reset = parts[0], &update = parts[1], &fresh = parts[2];
@@ -280,10 +293,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
       of_gates, of_hidden_gates, of_hidden, grad_hy, std::nullopt, workspace.narrow(1, 4 * hidden, hidden),
       workspace.narrow(1, 0, 4 * hidden));
   return {
-      of_gates,
-      of_hidden_gates,
-      of_hidden,
-      has_bias ? of_gates.sum(0) : Tensor(),
+      of_gates, of_hidden_gates, of_hidden, has_bias ? of_gates.sum(0) : Tensor(),
       has_bias ? of_hidden_gates.sum(0) : Tensor()};
 }
 

@@ -13,8 +13,13 @@ namespace {
 
 // I0(beta * sqrt(1 - x^2)) / I0(beta) for x from -1 to 1. Computed in float32 or float64.
 at::Tensor kaiser_window(
-    int64_t length, bool periodic, double beta, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+    int64_t length,
+    bool periodic,
+    double beta,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
   const auto stored = dtype.value_or(c10::get_default_dtype_as_scalartype());
   if (length <= 1 || !at::isFloatingType(stored) || layout.value_or(at::kStrided) != at::kStrided) {
     return at::native::kaiser_window(length, periodic, beta, dtype, layout, device, pin_memory); // or raises the error
@@ -28,14 +33,21 @@ at::Tensor kaiser_window(
 }
 
 at::Tensor kaiser_window_periodic(
-    int64_t length, bool periodic, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+    int64_t length,
+    bool periodic,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
   return kaiser_window(length, periodic, 12.0, dtype, layout, device, pin_memory);
 }
 
 at::Tensor kaiser_window_default(
-    int64_t length, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+    int64_t length,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
   return kaiser_window(length, /*periodic=*/true, 12.0, dtype, layout, device, pin_memory);
 }
 

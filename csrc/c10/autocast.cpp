@@ -22,7 +22,8 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
   TORCH_CHECK(
       false,
-      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: drop the sigmoid before them "
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: drop the sigmoid before "
+      "them "
       "and use binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe");
 }
 

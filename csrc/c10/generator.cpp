@@ -62,8 +62,8 @@ uint64_t PhiloxGenerator::get_offset() const {
 void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
   at::detail::check_rng_state(state);
   TORCH_CHECK(
-      state.numel() == sizeof(State), "RNG state is wrong size: expected ", sizeof(State),
-      " bytes, but got ", state.numel());
+      state.numel() == sizeof(State), "RNG state is wrong size: expected ", sizeof(State), " bytes, but got ",
+      state.numel());
   State read;
   std::memcpy(&read, state.data_dtype_initialized<uint8_t>(), sizeof(State));
   set_offset(read.offset); // checks it
@@ -113,8 +113,8 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
 at::Generator source_generator(const std::optional<at::Generator>& given, c10::DeviceIndex index) {
   at::Generator source = given.has_value() && given->defined() ? *given : default_generator(index);
   TORCH_CHECK(
-      source.device().type() == c10::kPrivateUse1,
-      "Expected a 'bp' device type for generator but found '", source.device().type(), "'");
+      source.device().type() == c10::kPrivateUse1, "Expected a 'bp' device type for generator but found '",
+      source.device().type(), "'");
   return source;
 }
 

@@ -53,8 +53,8 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     // By name: c10 orders these bits differently from its dtypes.
     const auto& properties = device(at.index()).properties();
     c10::DeviceCapability capability;
-#define BACKPLANE_SET(type, name)                                       \
-  capability.capability_data.supported_scalar_types.has_##name =        \
+#define BACKPLANE_SET(type, name)                                \
+  capability.capability_data.supported_scalar_types.has_##name = \
       properties.supports(c10::ScalarType::name) && !c10::isQIntType(c10::ScalarType::name);
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(BACKPLANE_SET)
 #undef BACKPLANE_SET
@@ -101,14 +101,10 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
 
   // --- events
   void record(
-      void** event,
-      const c10::Stream& stream,
-      const c10::DeviceIndex index,
-      const c10::EventFlag flag) const override {
+      void** event, const c10::Stream& stream, const c10::DeviceIndex index, const c10::EventFlag flag) const override {
     TORCH_CHECK(
-        index == -1 || index == stream.device_index(),
-        "Event device ", static_cast<int>(index), " does not match recording stream's device ",
-        static_cast<int>(stream.device_index()), ".");
+        index == -1 || index == stream.device_index(), "Event device ", static_cast<int>(index),
+        " does not match recording stream's device ", static_cast<int>(stream.device_index()), ".");
     if (Event* adopted = AdoptedEvent::take(); C10_UNLIKELY(adopted != nullptr)) {
       destroy_event(std::exchange(*reinterpret_cast<Event**>(event), adopted));
       return;

@@ -80,7 +80,9 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   void processTrace(
-      libkineto::ActivityLogger& logger, libkineto::getLinkedActivityCallback linked, int64_t start,
+      libkineto::ActivityLogger& logger,
+      libkineto::getLinkedActivityCallback linked,
+      int64_t start,
       int64_t end) override {
     if (profile_ == nullptr) {
       return;

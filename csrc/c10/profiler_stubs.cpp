@@ -24,7 +24,8 @@ class Stubs final : public ProfilerStubs {
     {
       DeviceCall call(owner);
       *event = std::shared_ptr<Event>(
-          new Event{stream.device_index(), owner.create_event(/*timing=*/true), /*timing=*/true, nullptr}, destroy_event);
+          new Event{stream.device_index(), owner.create_event(/*timing=*/true), /*timing=*/true, nullptr},
+          destroy_event);
       owner.submit(EventRecord{as_event(event)->handle}, handle);
     }
     if (cpu_ns != nullptr) {

@@ -13,7 +13,7 @@ const char* unsupported_kind(const at::Tensor& tensor) {
   if (C10_LIKELY(!keys.has_any(kUnsupported) && tensor.layout() == c10::kStrided)) {
     return nullptr;
   }
-  return keys.has(Key::Sparse) ? "sparse"
+  return keys.has(Key::Sparse)      ? "sparse"
       : keys.has(Key::SparseCsr)    ? "sparse compressed"
       : keys.has(Key::Quantized)    ? "quantized"
       : keys.has(Key::NestedTensor) ? "nested"
@@ -68,13 +68,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   refuse_all<SparseCompressed>(
       m, {"_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_sparse_compressed_tensor_unsafe"});
   refuse_all<Quantized>(
-      m, {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
-          "quantize_per_tensor_dynamic", "quantize_per_channel", "_empty_affine_quantized",
-          "_empty_per_channel_affine_quantized", "_make_per_tensor_quantized_tensor",
-          "_make_per_channel_quantized_tensor"});
+      m,
+      {"quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
+       "quantize_per_tensor_dynamic", "quantize_per_channel", "_empty_affine_quantized",
+       "_empty_per_channel_affine_quantized", "_make_per_tensor_quantized_tensor",
+       "_make_per_channel_quantized_tensor"});
   refuse_all<Nested>(
-      m, {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
-          "_nested_view_from_buffer"});
+      m,
+      {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
+       "_nested_view_from_buffer"});
   m.impl("_nested_tensor_from_mask_left_aligned", &no_padding_for_nested);
   refuse_all<Mkldnn>(m, {"to_mkldnn"});
 }
@@ -82,8 +84,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 // These have composite kernels, which would take precedence over the fallback below.
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   refuse_all<SparseCompressed>(
-      m, {"_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe",
-          "_sparse_bsr_tensor_unsafe", "_sparse_bsc_tensor_unsafe", "_sparse_compressed_tensor_with_dims"});
+      m,
+      {"_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe",
+       "_sparse_bsr_tensor_unsafe", "_sparse_bsc_tensor_unsafe", "_sparse_compressed_tensor_with_dims"});
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {

@@ -12,9 +12,7 @@ c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
   // Not make_storage_impl: it treats the null pointer of 0 bytes as missing and allocates on the current device.
   return c10::Storage(
       c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(),
-          static_cast<int64_t>(bytes),
-          allocate_on(index, bytes),
+          c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), allocate_on(index, bytes),
           &allocator_of(index),
           /*resizable=*/true));
 }
@@ -48,8 +46,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
 void check_dtype(c10::DeviceIndex index, c10::ScalarType dtype) {
   const auto& properties = device(index).properties();
   TORCH_CHECK_TYPE(
-      properties.supports(dtype),
-      "bp:", static_cast<int>(index), " (", properties.name, ") does not support ", dtype,
+      properties.supports(dtype), "bp:", static_cast<int>(index), " (", properties.name, ") does not support ", dtype,
       "; `torch.bp.get_device_properties(", static_cast<int>(index), ").dtypes` lists what it supports");
 }
 

@@ -69,8 +69,8 @@ std::string attributes_text(const LaunchSpec& spec) {
 }
 
 const char* kind_of(const Command& command) {
-  static constexpr const char* kKinds[] = {
-      "launch", "library call", "copy", "fill", "host callback", "event record", "event wait"};
+  static constexpr const char* kKinds[] = {"launch",        "library call", "copy",      "fill",
+                                           "host callback", "event record", "event wait"};
   static_assert(std::size(kKinds) == std::variant_size_v<Command>);
   return kKinds[command.index()];
 }

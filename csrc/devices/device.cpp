@@ -77,8 +77,7 @@ namespace {
 
 class EventTimer final : public CommandTimer {
  public:
-  EventTimer(Device& device, StreamHandle stream)
-      : device_(device), stream_(stream), first_(record()) {}
+  EventTimer(Device& device, StreamHandle stream) : device_(device), stream_(stream), first_(record()) {}
 
   ~EventTimer() override {
     for (const EventHandle event : {first_, last_}) {
@@ -280,9 +279,9 @@ c10::DeviceIndex checked_index(c10::DeviceIndex index) {
   }
   TORCH_CHECK(count > 0, "no bp device is available: `python -m torch_backplane info` shows what was searched");
   TORCH_CHECK(
-      index >= 0 && index < count,
-      "bp error: invalid device ordinal: bp:", static_cast<int>(index), ", but there ",
-      count == 1 ? "is 1 device (bp:0)" : c10::str("are ", static_cast<int>(count), " devices (bp:0 to bp:", count - 1, ")"));
+      index >= 0 && index < count, "bp error: invalid device ordinal: bp:", static_cast<int>(index), ", but there ",
+      count == 1 ? "is 1 device (bp:0)"
+                 : c10::str("are ", static_cast<int>(count), " devices (bp:0 to bp:", count - 1, ")"));
   return index;
 }
 

@@ -150,8 +150,7 @@ class Device {
   // dialect, library calls need a queue_api(), host callbacks with memory need host_sees_memory().
   virtual void submit(const Command& command, StreamHandle stream) = 0;
   // Copies from another device's memory to this device's without staging on the host; false: not possible.
-  virtual bool copy_from_peer(
-      void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
+  virtual bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
   // Like EventWait, for an event of another device; false: not possible, so the host must wait.
   virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);

@@ -228,8 +228,8 @@ class FaultyDevice final : public ForwardingDevice {
 
  private:
   // By the command's index in the variant. These are the names of a Python driver's methods.
-  static constexpr const char* kNames[] = {
-      "launch", "call_on_queue", "copy", "fill", "call_host", "record_event", "wait_event"};
+  static constexpr const char* kNames[] = {"launch",    "call_on_queue", "copy",      "fill",
+                                           "call_host", "record_event",  "wait_event"};
   static_assert(std::size(kNames) == std::variant_size_v<Command>);
 
   // Throws if the call fails; returns true if it is out of memory.
@@ -250,7 +250,8 @@ class FaultyDevice final : public ForwardingDevice {
     throw c10::AcceleratorError(
         {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, -1,
         c10::str(
-            properties().name, ": injected device loss. The contents of its tensors are lost, and every use of the "
+            properties().name,
+            ": injected device loss. The contents of its tensors are lost, and every use of the "
             "device raises this error. Restart the process to use it again; other devices keep working"));
   }
 
@@ -274,10 +275,30 @@ std::unique_ptr<Device> make_faulty(std::unique_ptr<Device> inner) {
 
 const std::vector<std::string>& fault_names() {
   static const auto* names = new std::vector<std::string>{
-      "allocate",    "call_host",    "call_on_queue", "compile",      "copy",         "copy_from_peer",
-      "create_event", "create_stream", "elapsed_ms",   "fill",         "free",         "launch",
-      "map",         "memory_info",  "pin",           "query_event",  "query_stream", "record_event",
-      "reserve",     "sleep",        "synchronize_event", "synchronize_stream", "unmap", "unreserve",
+      "allocate",
+      "call_host",
+      "call_on_queue",
+      "compile",
+      "copy",
+      "copy_from_peer",
+      "create_event",
+      "create_stream",
+      "elapsed_ms",
+      "fill",
+      "free",
+      "launch",
+      "map",
+      "memory_info",
+      "pin",
+      "query_event",
+      "query_stream",
+      "record_event",
+      "reserve",
+      "sleep",
+      "synchronize_event",
+      "synchronize_stream",
+      "unmap",
+      "unreserve",
       "wait_event"};
   return *names;
 }

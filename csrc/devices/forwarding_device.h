@@ -101,8 +101,7 @@ class ForwardingDevice : public Device {
   void submit(const Command& command, StreamHandle stream) override {
     inner_->submit(command, stream);
   }
-  bool copy_from_peer(
-      void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
     return inner_->copy_from_peer(destination, inside(peer), source, bytes, stream);
   }
   bool can_access_peer(const Device& peer) const override {

@@ -195,13 +195,11 @@ void ProfiledCommand::begin(c10::DeviceIndex index, StreamHandle stream, const C
     activity_->bytes = copy->bytes;
   } else if (const auto* callback = std::get_if<HostCallback>(&command)) {
     const bool is_operator = callback->function->is_operator();
-    begin(
-        is_operator ? Activity::Kind::Operator : Activity::Kind::HostStep, index, stream, callback->function->name());
+    begin(is_operator ? Activity::Kind::Operator : Activity::Kind::HostStep, index, stream, callback->function->name());
   }
 }
 
-void ProfiledCommand::begin(
-    Activity::Kind kind, c10::DeviceIndex index, StreamHandle stream, std::string_view name) {
+void ProfiledCommand::begin(Activity::Kind kind, c10::DeviceIndex index, StreamHandle stream, std::string_view name) {
   activity_ = begun(kind, std::string(name));
   activity_->device = index;
   activity_->stream = stream;

@@ -13,7 +13,12 @@ namespace {
 // The functions as docs/write-a-driver.md declares them. `queue`, `kernel` and `memory` are results of the driver's
 // native_… methods. Each function returns 0, or a status that the driver's native_error() converts to an exception.
 using Launch = int (*)(
-    void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
+    void* queue,
+    void* kernel,
+    const uint64_t* items,
+    const uint64_t* group,
+    const CArgument* arguments,
+    uint64_t count);
 struct LaunchWithAttributes { // launch_t
   uint64_t items[3];
   uint64_t group[3];
@@ -21,10 +26,10 @@ struct LaunchWithAttributes { // launch_t
   uint64_t cluster[3];
   uint64_t cooperative;
 };
-using LaunchAttributesFunction = int (*)(
-    void* queue, void* kernel, const LaunchWithAttributes* launch, const CArgument* arguments, uint64_t count);
-using CopyFunction = int (*)(
-    void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
+using LaunchAttributesFunction =
+    int (*)(void* queue, void* kernel, const LaunchWithAttributes* launch, const CArgument* arguments, uint64_t count);
+using CopyFunction =
+    int (*)(void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
 using FillFunction = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
 using Flush = int (*)(void* queue);
 
@@ -207,11 +212,9 @@ class CLauncher final : public NativeLauncher {
     return functions_.launch_with_attributes != nullptr;
   }
 
-  void copy(
-      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
+  void copy(void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
     check_status(
-        "copy",
-        functions_.copy(queue, destination.memory, destination.offset, source.memory, source.offset, bytes));
+        "copy", functions_.copy(queue, destination.memory, destination.offset, source.memory, source.offset, bytes));
   }
 
   void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
@@ -260,11 +263,9 @@ class CLauncher final : public NativeLauncher {
     return functions_.copy_from_peer != nullptr;
   }
 
-  void copy_from_peer(
-      void* queue, const LaunchArgument& to, const LaunchArgument& from, size_t bytes) const override {
+  void copy_from_peer(void* queue, const LaunchArgument& to, const LaunchArgument& from, size_t bytes) const override {
     check_status(
-        "copy_from_peer",
-        functions_.copy_from_peer(queue, to.memory, to.offset, from.memory, from.offset, bytes));
+        "copy_from_peer", functions_.copy_from_peer(queue, to.memory, to.offset, from.memory, from.offset, bytes));
   }
 
   bool waits_for_peers() const override {

@@ -261,8 +261,7 @@ class DriverDevice final : public Device {
     const DriverStreams::Submission submission(streams_, stream);
     return driver_.ask(kDoing, [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
-      return driver_
-          .attr("copy_from_peer")(to.segment, to.offset, peer_device, from.segment, from.offset, bytes, queue)
+      return driver_.attr("copy_from_peer")(to.segment, to.offset, peer_device, from.segment, from.offset, bytes, queue)
           .cast<bool>();
     });
   }
@@ -287,9 +286,8 @@ class DriverDevice final : public Device {
     DriverStream& stream = streams_.known(handle);
     stream.deferred.issue_all();
     stream.throw_failure();
-    streams_.ask(stream, {"keeping a stream busy"}, [&] {
-      driver_.attr("sleep")(milliseconds, py::handle(stream.object));
-    });
+    streams_.ask(
+        stream, {"keeping a stream busy"}, [&] { driver_.attr("sleep")(milliseconds, py::handle(stream.object)); });
   }
 
   Interprocess* interprocess() override {
@@ -307,8 +305,7 @@ class DriverDevice final : public Device {
     }
     driver_.errors().check();
     const bool is_binary = source.is_binary;
-    auto kernel =
-        c10::make_intrusive<DriverKernel>(std::move(source), driver_, [this] { streams_.issue_ready(); });
+    auto kernel = c10::make_intrusive<DriverKernel>(std::move(source), driver_, [this] { streams_.issue_ready(); });
     if (is_binary) { // nothing to compile: load it now, so that the caller gets the error
       const GilReleased released;
       kernel->run();
@@ -413,9 +410,9 @@ class DriverDevice final : public Device {
   void check_shared_memory(const LaunchSpec& spec, const DriverKernel& kernel, size_t of_kernel) const {
     TORCH_CHECK(
         spec.dynamic_shared_memory + of_kernel <= properties().local_memory, kernel.name(), " needs ", of_kernel,
-        " bytes of static and ", spec.dynamic_shared_memory, " bytes of dynamic shared memory, and a group of bp:",
-        static_cast<int>(index_), " (", properties().name, ") has ", properties().local_memory,
-        " (Target.local_memory)");
+        " bytes of static and ", spec.dynamic_shared_memory,
+        " bytes of dynamic shared memory, and a group of bp:", static_cast<int>(index_), " (", properties().name,
+        ") has ", properties().local_memory, " (Target.local_memory)");
   }
 
   // Submits the command to the driver immediately.
@@ -581,8 +578,7 @@ class DriverDevice final : public Device {
       });
     } else {
       streams_.ask(stream, doing, [&] {
-        driver_.attr("copy")(
-            to.segment, to.offset, from.segment, from.offset, copy.bytes, py::handle(stream.object));
+        driver_.attr("copy")(to.segment, to.offset, from.segment, from.offset, copy.bytes, py::handle(stream.object));
       });
     }
   }

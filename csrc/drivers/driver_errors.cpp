@@ -52,7 +52,8 @@ void DriverErrors::fail(
   throw_accelerator_error(
       status,
       c10::str(
-          name_, " failed while ", doing, ": ", function, " answered ", status, why.empty() ? "" : ", which is: ", why));
+          name_, " failed while ", doing, ": ", function, " answered ", status,
+          why.empty() ? "" : ", which is: ", why));
 }
 
 void DriverErrors::convert(const NativeError& error, py::handle device, const std::string& doing) {

@@ -38,7 +38,8 @@ class DriverErrors {
   [[noreturn]] void convert(const NativeError& error, pybind11::handle device, const std::string& doing);
 
   // Throws for a failed library function, which the driver does not know. `why` explains the status; can be empty.
-  [[noreturn]] void fail(const std::string& doing, const std::string& function, int status, const std::string& why) const;
+  [[noreturn]] void fail(
+      const std::string& doing, const std::string& function, int status, const std::string& why) const;
 
   // Calls the driver and converts its errors. `doing()` describes the operation, for messages.
   template <typename Doing, typename Function>

@@ -123,8 +123,9 @@ void DriverKernel::call_driver(void* stream, const LaunchSpec& size, c10::ArrayR
   const py::handle kernel(object_), queue(static_cast<PyObject*>(stream));
   const py::tuple items = py::cast(size.global_size), group = py::cast(size.group_size);
   if (size.has_attributes()) {
-    const auto attributes = py::module_::import("torch_backplane.drivers.base").attr("LaunchAttributes")(
-        size.dynamic_shared_memory, py::tuple(py::cast(size.cluster)), size.cooperative);
+    const auto attributes =
+        py::module_::import("torch_backplane.drivers.base")
+            .attr("LaunchAttributes")(size.dynamic_shared_memory, py::tuple(py::cast(size.cluster)), size.cooperative);
     driver_.attr("launch_with_attributes")(kernel, items, group, attributes, values, queue);
   } else {
     driver_.attr("launch")(kernel, items, group, values, queue);

@@ -313,9 +313,7 @@ bool DriverStreams::query_event(EventHandle event) {
     }
     return reached;
   }
-  return driver_.ask(kDoing, [&] {
-    return driver_.attr("query_event")(event_of(event).object()).cast<bool>();
-  });
+  return driver_.ask(kDoing, [&] { return driver_.attr("query_event")(event_of(event).object()).cast<bool>(); });
 }
 
 void DriverStreams::synchronize_event(EventHandle event) {

@@ -67,7 +67,8 @@ void replace_tensors(c10::IValue& value, c10::Device device, const Replacement& 
   } else if (is_optional_tensor_list(value)) {
     c10::List<std::optional<at::Tensor>> replaced;
     for (const c10::IValue& element : value.toListRef()) {
-      replaced.push_back(element.isTensor() ? std::optional<at::Tensor>(replacement(element.toTensor())) : std::nullopt);
+      replaced.push_back(
+          element.isTensor() ? std::optional<at::Tensor>(replacement(element.toTensor())) : std::nullopt);
     }
     value = std::move(replaced);
   } else if (value.isDevice() && value.toDevice().is_privateuseone()) {

@@ -28,7 +28,6 @@ void wait_for_earlier_uses(c10::DeviceIndex index) {
 }
 
 struct ScopedCpuAllocator final : c10::Allocator {
-
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_LIKELY(scope_device < 0)) {
       return wrapped->allocate(bytes);

@@ -95,8 +95,7 @@ constexpr size_t kTransferBytes = 1 << 16;
 
 // Calls transfer(first, bytes) for each run, or once for [first, last) if that is cheaper.
 template <typename Transfer>
-void transfer_each(
-    c10::ArrayRef<Runs> all, size_t first, size_t last, const Transfer& transfer) {
+void transfer_each(c10::ArrayRef<Runs> all, size_t first, size_t last, const Transfer& transfer) {
   size_t count = 0;
   for (const Runs& runs : all) {
     count += runs.count;
@@ -167,12 +166,10 @@ size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
     shared.original = storage;
     void* data = copies_ ? nullptr : impl->data_ptr().get();
     shared.data = data;
-    shared.stand_in = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(),
-        static_cast<int64_t>(impl->nbytes()),
-        c10::DataPtr(data, data, no_delete, c10::Device(c10::kCPU)),
-        c10::GetCPUAllocator(),
-        impl->resizable()));
+    shared.stand_in = c10::Storage(
+        c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(impl->nbytes()),
+            c10::DataPtr(data, data, no_delete, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), impl->resizable()));
     std::tie(shared.first, shared.last) = reach(tensor);
     shared_.push_back(std::move(shared));
   } else if (copies_) {
@@ -335,14 +332,12 @@ void CpuMirror::finish() {
     }
     auto* impl = entry.original.unsafeGetTensorImpl();
     Shared& shared = shared_[entry.shared];
-    if (C10_UNLIKELY(
-            entry.stand_in.storage().unsafeGetStorageImpl() != shared.stand_in.unsafeGetStorageImpl())) {
+    if (C10_UNLIKELY(entry.stand_in.storage().unsafeGetStorageImpl() != shared.stand_in.unsafeGetStorageImpl())) {
       impl->set_storage_keep_dtype(adopt(entry.stand_in.storage())); // the kernel called set_()
     }
     if (impl->sizes() != entry.stand_in.sizes() || impl->strides() != entry.stand_in.strides() ||
         impl->storage_offset() != entry.stand_in.storage_offset()) {
-      impl->set_sizes_and_strides(
-          entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
+      impl->set_sizes_and_strides(entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
     }
     set_bits(entry.original, entry.stand_in); // linalg.lu_solve sets the conjugate bit of its out=
   }
@@ -371,13 +366,14 @@ c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
   if (!copies_ && is_bp_memory(*impl)) {
     // Keeps the CPU storage alive instead of taking its memory: others can hold it too.
     auto* keeper = new c10::Storage(storage);
-    adopted = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(),
-        static_cast<int64_t>(impl->nbytes()),
-        c10::DataPtr(
-            impl->data_ptr().get(), keeper, [](void* context) { delete static_cast<c10::Storage*>(context); }, target),
-        &allocator_of(index_),
-        /*resizable=*/true));
+    adopted = c10::Storage(
+        c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(impl->nbytes()),
+            c10::DataPtr(
+                impl->data_ptr().get(), keeper, [](void* context) { delete static_cast<c10::Storage*>(context); },
+                target),
+            &allocator_of(index_),
+            /*resizable=*/true));
   } else {
     adopted = make_storage(index_, impl->nbytes());
     transfer(adopted.mutable_data(), impl->data(), impl->nbytes(), CopyKind::HostToDevice);
@@ -416,8 +412,8 @@ at::Tensor CpuMirror::result(at::Tensor tensor) {
     move_to_bp(impl, target);
     return tensor;
   }
-  auto made = make_tensor(
-      adopt(tensor.storage()), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  auto made =
+      make_tensor(adopt(tensor.storage()), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
   set_bits(made, tensor);
   return made;
 }

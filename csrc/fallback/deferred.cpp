@@ -170,7 +170,8 @@ std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) 
       return one.name() == other.name() && *one.type() == *other.type();
     };
     const auto is_place = [](const c10::Argument& one) {
-      return one.type()->kind() == c10::TypeKind::TensorType && one.alias_info() != nullptr && one.alias_info()->isWrite();
+      return one.type()->kind() == c10::TypeKind::TensorType && one.alias_info() != nullptr &&
+          one.alias_info()->isWrite();
     };
     if (theirs.size() == arguments.size() + schema.returns().size() &&
         other->schema().returns().size() == schema.returns().size() &&
@@ -206,7 +207,8 @@ class Metas {
     c10::Storage& storage = storages_[tensor.storage().unsafeGetStorageImpl()];
     if (!storage) { // tensors that share a storage still do, because meta kernels check for overlap
       storage = c10::Storage(
-          c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+          c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), c10::GetAllocator(c10::kMeta),
+          /*resizable=*/true);
     }
     const auto meta = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
@@ -250,16 +252,11 @@ bool is_tensors(const c10::Argument& result) {
 }
 
 // Operators whose results on the CPU have other shapes than on all other devices, or the conjugate bit set.
-constexpr std::string_view kLikeNoOther[] = {
-    "aten::_embedding_bag",
-    "aten::_embedding_bag_forward_only",
-    "aten::linalg_eig",
-    "aten::linalg_eig.out",
-    "aten::linalg_eigvals",
-    "aten::linalg_eigvals.out",
-    "aten::linalg_lu_solve",
-    "aten::linalg_lu_solve.out",
-    "aten::native_batch_norm.out"};
+constexpr std::string_view kLikeNoOther[] = {"aten::_embedding_bag",       "aten::_embedding_bag_forward_only",
+                                             "aten::linalg_eig",           "aten::linalg_eig.out",
+                                             "aten::linalg_eigvals",       "aten::linalg_eigvals.out",
+                                             "aten::linalg_lu_solve",      "aten::linalg_lu_solve.out",
+                                             "aten::native_batch_norm.out"};
 
 // Only operators of PyTorch and of this library are deferred. Kernels of other libraries can be Python functions, which
 // would run in a stream's thread or at a replay without their author expecting it.
@@ -290,21 +287,13 @@ struct Format {
   std::string_view name;
   size_t argument;
 };
-constexpr Format kFormats[] = {
-    {"aten::batch_norm_backward", 1},
-    {"aten::channel_shuffle", 0},
-    {"aten::max_unpool2d", 0},
-    {"aten::native_batch_norm_backward", 1},
-    {"aten::native_channel_shuffle", 0},
-    {"aten::pixel_shuffle", 0},
-    {"aten::reflection_pad2d", 0},
-    {"aten::reflection_pad2d_backward", 1},
-    {"aten::reflection_pad3d", 0},
-    {"aten::reflection_pad3d_backward", 1},
-    {"aten::replication_pad2d", 0},
-    {"aten::replication_pad2d_backward", 1},
-    {"aten::replication_pad3d", 0},
-    {"aten::replication_pad3d_backward", 1}};
+constexpr Format kFormats[] = {{"aten::batch_norm_backward", 1},    {"aten::channel_shuffle", 0},
+                               {"aten::max_unpool2d", 0},           {"aten::native_batch_norm_backward", 1},
+                               {"aten::native_channel_shuffle", 0}, {"aten::pixel_shuffle", 0},
+                               {"aten::reflection_pad2d", 0},       {"aten::reflection_pad2d_backward", 1},
+                               {"aten::reflection_pad3d", 0},       {"aten::reflection_pad3d_backward", 1},
+                               {"aten::replication_pad2d", 0},      {"aten::replication_pad2d_backward", 1},
+                               {"aten::replication_pad3d", 0},      {"aten::replication_pad3d_backward", 1}};
 
 // Operators whose result is contiguous on the CPU, but not in the meta kernel.
 constexpr std::string_view kContiguous[] = {"aten::glu_backward", "aten::nonzero_static"};
@@ -321,7 +310,8 @@ c10::ScalarType statistics_dtype(const torch::jit::Stack& arguments, size_t firs
 
 // The memory format of a convolution's results, which depends on the CPU kernel that PyTorch selects. `first`: index of
 // the input argument; weight to groups follow it.
-at::MemoryFormat convolution_format(const torch::jit::Stack& arguments, size_t first, bool is_backward, c10::DeviceIndex index) {
+at::MemoryFormat convolution_format(
+    const torch::jit::Stack& arguments, size_t first, bool is_backward, c10::DeviceIndex index) {
   CpuMirror mirror = CpuMirror::for_later(index); // the selection needs CPU tensors, but does not read their contents
   const auto stand_in = [&](const c10::IValue& value) { return mirror.stand_in(value.toTensor(), /*written=*/false); };
   const at::Tensor input = stand_in(arguments[first]);
@@ -334,15 +324,18 @@ at::MemoryFormat convolution_format(const torch::jit::Stack& arguments, size_t f
     bias_sizes = bias.toSymIntVector();
   }
   const auto backend = at::native::select_conv_backend(
-      input, weight, has_bias ? std::optional(stand_in(bias)) : std::nullopt, numbers(3), numbers(4),
-      numbers(5), arguments[first + 6].toBool(), numbers(7), arguments[first + 8].toInt(),
+      input, weight, has_bias ? std::optional(stand_in(bias)) : std::nullopt, numbers(3), numbers(4), numbers(5),
+      arguments[first + 6].toBool(), numbers(7), arguments[first + 8].toInt(),
       bias_sizes.empty() ? c10::OptionalArrayRef<c10::SymInt>() : c10::OptionalArrayRef<c10::SymInt>(bias_sizes));
   return at::native::_determine_backend_memory_format(input, weight, backend);
 }
 
 // Adjusts the meta kernel's results where those of the CPU kernel differ in strides, sizes or dtype.
 void correct(
-    const DeferredOperator& call, c10::DeviceIndex index, const torch::jit::Stack& arguments, torch::jit::Stack& results) {
+    const DeferredOperator& call,
+    c10::DeviceIndex index,
+    const torch::jit::Stack& arguments,
+    torch::jit::Stack& results) {
   const auto& declared = call.op.schema().arguments();
   for (size_t i = 0; i < declared.size(); ++i) {
     if (declared[i].name() == "output_mask") { // gradients that are not needed are undefined
@@ -368,7 +361,8 @@ void correct(
       results[i] = meta_of(sizes, c10::contiguous_strides(sizes), statistics_dtype(arguments, first, end));
     }
   };
-  const auto* format = std::find_if(std::begin(kFormats), std::end(kFormats), [&](const Format& one) { return one.name == name; });
+  const auto* format =
+      std::find_if(std::begin(kFormats), std::end(kFormats), [&](const Format& one) { return one.name == name; });
   if (format != std::end(kFormats)) {
     put_in_format(0, arguments[format->argument].toTensor().suggest_memory_format());
   } else if (std::find(std::begin(kContiguous), std::end(kContiguous), name) != std::end(kContiguous)) {
@@ -529,7 +523,8 @@ Deferral defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit:
   c10::SmallVector<RandomNumber, 2> random;
   if (call.generator >= 0) {
     const c10::IValue& given = (*stack)[base + call.generator];
-    at::Generator generator = source_generator(given.isNone() ? std::nullopt : std::optional(given.toGenerator()), index);
+    at::Generator generator =
+        source_generator(given.isNone() ? std::nullopt : std::optional(given.toGenerator()), index);
     if (submitter.capture() != nullptr) {
       const auto [which, beyond] = submitter.capture()->take_random(generator, kCpuDraw);
       numbers = {0, 0};

@@ -63,9 +63,35 @@ struct Row {
 const std::vector<Row>& rows() {
   static const auto* table = new std::vector<Row>{
       {kComplexHalf,
-       {"acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp", "log",
-        "logaddexp", "pow", "prod", "rsqrt", "sigmoid", "sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh",
-        "tanh_backward", "_fft_c2c", "_fft_c2r", "cumprod",
+       {"acos",
+        "acosh",
+        "angle",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "cos",
+        "cosh",
+        "div",
+        "exp",
+        "lerp",
+        "log",
+        "logaddexp",
+        "pow",
+        "prod",
+        "rsqrt",
+        "sigmoid",
+        "sigmoid_backward",
+        "sin",
+        "sinh",
+        "sqrt",
+        "sum",
+        "tan",
+        "tanh",
+        "tanh_backward",
+        "_fft_c2c",
+        "_fft_c2r",
+        "cumprod",
         "flip"}},
       {kComplexHalf | kHalf, {"_fft_r2c"}},
       {kHalf, {"rrelu_with_noise"}},
@@ -145,7 +171,8 @@ void raise_of_overlaps(
 class PromotedCall {
  public:
   PromotedCall(const c10::OperatorHandle& op, const PromotionRule& rule, torch::jit::Stack* stack)
-      : schema_(op.schema()), arguments_(stack->data() + stack->size() - schema_.arguments().size(), schema_.arguments().size()) {
+      : schema_(op.schema()),
+        arguments_(stack->data() + stack->size() - schema_.arguments().size(), schema_.arguments().size()) {
     at::native::ResultTypeState state;
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const auto& argument = schema_.arguments()[i];
@@ -184,8 +211,8 @@ class PromotedCall {
       if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == lacking_) {
         const at::Tensor narrow = value.toTensor();
         const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-        const at::Tensor wide = argument.is_out() ? at::empty({0}, narrow.options().dtype(wider(lacking_)))
-                                                  : narrow.to(wider(lacking_));
+        const at::Tensor wide =
+            argument.is_out() ? at::empty({0}, narrow.options().dtype(wider(lacking_))) : narrow.to(wider(lacking_));
         if (written) {
           at::assert_no_internal_overlap(narrow);
           given_.push_back({narrow, wide});
@@ -288,8 +315,9 @@ void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const at::Tensor counts = at::bincount(bin, {}, bins).to(dtype);
   if (has_out) {
     TORCH_CHECK(
-        out.scalar_type() == dtype, "torch.histogram: input tensor and hist tensor should have the same dtype, but got ",
-        "input ", dtype, " and hist ", out.scalar_type());
+        out.scalar_type() == dtype,
+        "torch.histogram: input tensor and hist tensor should have the same dtype, but got ", "input ", dtype,
+        " and hist ", out.scalar_type());
     at::native::resize_output(out, counts.sizes());
     out.copy_(counts);
   }

@@ -48,7 +48,9 @@ struct OperatorFacts {
   std::atomic<bool> warned{false};
 
   explicit OperatorFacts(const c10::OperatorHandle& op)
-      : name(toString(op.operator_name())), promotion(promotion_rule(op)), structured_meta(backplane::structured_meta(name)) {
+      : name(toString(op.operator_name())),
+        promotion(promotion_rule(op)),
+        structured_meta(backplane::structured_meta(name)) {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       written.push_back(is_written(op.schema(), arguments[i]));
@@ -59,13 +61,18 @@ struct OperatorFacts {
         generator = static_cast<int>(i);
       }
     }
-    static constexpr std::string_view kIndexing[] = {
-        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
-        "aten::_unsafe_index", "aten::_unsafe_index_put"};
+    static constexpr std::string_view kIndexing[] = {"aten::index",
+                                                     "aten::index_put",
+                                                     "aten::index_put_",
+                                                     "aten::_index_put_impl",
+                                                     "aten::_index_put_impl_",
+                                                     "aten::_unsafe_index",
+                                                     "aten::_unsafe_index_put"};
     for (const auto& indexing : kIndexing) {
       indexes |= op.schema().name() == indexing;
     }
-    const bool has_lengths = op.schema().name() == "aten::_ctc_loss" || op.schema().name() == "aten::_ctc_loss_backward";
+    const bool has_lengths =
+        op.schema().name() == "aten::_ctc_loss" || op.schema().name() == "aten::_ctc_loss_backward";
     for (const auto& argument : arguments) {
       from_anywhere.push_back(
           (indexes && argument.name() == "indices") ||
@@ -89,7 +96,8 @@ class FactsTable {
       uint64_t forgotten = 0;
     };
     static thread_local Cache cache;
-    if (const uint64_t forgotten = forgotten_.load(std::memory_order_acquire); C10_UNLIKELY(cache.forgotten != forgotten)) {
+    if (const uint64_t forgotten = forgotten_.load(std::memory_order_acquire);
+        C10_UNLIKELY(cache.forgotten != forgotten)) {
       cache = {{}, forgotten};
     }
     const void* key = &op.schema();
@@ -192,8 +200,8 @@ class CommonDevice {
  private:
   void check_index(bool is_on_another_device, c10::Device indexed) const {
     TORCH_CHECK(
-        !indexes_ || !is_on_another_device, "indices should be either on cpu or on the same device as the indexed tensor (",
-        indexed, ")");
+        !indexes_ || !is_on_another_device,
+        "indices should be either on cpu or on the same device as the indexed tensor (", indexed, ")");
   }
 
   [[noreturn]] static void refuse(c10::Device one, c10::Device other) {
@@ -242,9 +250,9 @@ void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      policy.load() != FallbackPolicy::Error,
-      facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
-      device(mirror.index()).properties().name, "), and TORCH_BACKPLANE_FALLBACK=error forbids running it on the CPU");
+      policy.load() != FallbackPolicy::Error, facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()),
+      " (", device(mirror.index()).properties().name,
+      "), and TORCH_BACKPLANE_FALLBACK=error forbids running it on the CPU");
   if (!facts.warned.exchange(true)) {
     TORCH_WARN(
         facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
@@ -264,7 +272,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   CommonDevice common(facts.indexes);
   for (size_t i = 0; i < count; ++i) {
-    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i], !facts.written[i]); });
+    for_each_tensor(
+        arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i], !facts.written[i]); });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
@@ -274,8 +283,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   const auto index = common.index() >= 0 ? common.index() : current_device();
 
   TORCH_CHECK_NOT_IMPLEMENTED(
-      kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
-      "bp has no kernel for ", facts.name, ", and there is no CPU kernel to fall back to");
+      kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "bp has no kernel for ", facts.name,
+      ", and there is no CPU kernel to fall back to");
   TORCH_CHECK(
       facts.generator < 0 || !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
       c10::Device(c10::kPrivateUse1).type(), "'");
@@ -302,8 +311,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   }
   if (facts.generator >= 0) {
     c10::IValue& value = (*stack)[base + facts.generator];
-    at::Generator source =
-        source_generator(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
+    at::Generator source = source_generator(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
     std::lock_guard<std::mutex> guard(source.mutex());
     value = cpu_generator(source.get<PhiloxGenerator>()->advance(kCpuDraw));
   }

@@ -42,8 +42,7 @@ class WithRandomNumbers {
   }
 
   template <typename Kind>
-  void replace(
-      Kind& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators) {
+  void replace(Kind& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators) {
     if constexpr (requires { command.arguments; }) {
       arguments_.append(command.arguments.begin(), command.arguments.end());
       numbers_.resize(random.size());
@@ -97,7 +96,8 @@ class Replay {
 class ReplayedFunction final : public HostFunction {
  public:
   ReplayedFunction(
-      std::shared_ptr<const HostFunction> function, c10::Stream captured,
+      std::shared_ptr<const HostFunction> function,
+      c10::Stream captured,
       std::shared_ptr<const std::atomic<c10::StreamId>> stream)
       : function_(std::move(function)), captured_(captured), stream_(std::move(stream)) {}
 
@@ -164,8 +164,8 @@ Graph::~Graph() {
 
 void Graph::capture_begin(c10::MempoolId_t pool, CaptureMode mode) {
   TORCH_CHECK(
-      capture_ == nullptr && !graph_.has_value(),
-      "this graph ", capture_ != nullptr ? "is being captured" : "has been captured",
+      capture_ == nullptr && !graph_.has_value(), "this graph ",
+      capture_ != nullptr ? "is being captured" : "has been captured",
       " already; create another graph, or reset() this one first");
   const c10::Stream stream = current_stream(current_device());
   const auto index = stream.device_index();
@@ -226,9 +226,10 @@ void Graph::instantiate_native() {
       if (!node.random.empty()) {
         return; // a native graph cannot change a callback's numbers at a replay
       }
-      command = &native_callbacks_.emplace_back(HostCallback{
-          std::make_shared<ReplayedFunction>(callback->function, *stream_, native_stream_), callback->memory,
-          callback->numbers});
+      command = &native_callbacks_.emplace_back(
+          HostCallback{
+              std::make_shared<ReplayedFunction>(callback->function, *stream_, native_stream_), callback->memory,
+              callback->numbers});
     }
     native_commands_.push_back({command, node.after});
   }
@@ -311,8 +312,7 @@ void Graph::replay_commands(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::S
   }
 }
 
-void Graph::replay_branches(
-    Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators) {
+void Graph::replay_branches(Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators) {
   std::vector<StreamHandle> queues{stream_handle(stream)};
   std::vector<Replay> replays{{stream, generators}};
   for (size_t queue = 1; queue < branches_.queues; ++queue) {

@@ -50,8 +50,7 @@ class Graph {
 
  private:
   void check_captured(const char* what) const;
-  void replay_branches(
-      Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
+  void replay_branches(Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
   void instantiate_native(); // native_ stays null if the device cannot make a graph of these commands
   void replay_commands(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
   void replay_native(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);

@@ -88,8 +88,9 @@ class Allocator final : public c10::DeviceAllocator {
     const auto index = device_of_address(destination);
     const auto from = device_of_address(source);
     TORCH_CHECK(
-        from < 0 || from == index, "memory of bp:", static_cast<int>(from), " cannot be copied to bp:",
-        static_cast<int>(index), ": make bp:", static_cast<int>(from), " the current device");
+        from < 0 || from == index, "memory of bp:", static_cast<int>(from),
+        " cannot be copied to bp:", static_cast<int>(index), ": make bp:", static_cast<int>(from),
+        " the current device");
     submit(current_stream(index), Copy{destination, source, bytes, CopyKind::WithinDevice});
   }
 
@@ -205,14 +206,13 @@ void for_each_device_allocator(const std::function<void(c10::DeviceIndex, Device
 
 c10::DataPtr allocate_on(c10::DeviceIndex index, size_t bytes) {
   constexpr size_t kExbibyte = size_t{1} << 60;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, bytes < kExbibyte, "bp out of memory. Tried to allocate more than 1EB memory.");
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExbibyte, "bp out of memory. Tried to allocate more than 1EB memory.");
   if (bytes == 0) {
     return {nullptr, nullptr, &delete_allocation, c10::Device(c10::kPrivateUse1, checked_index(index))};
   }
   c10::Stream stream = current_stream(index);
-  void* pointer = device_allocator(index).allocate(
-      bytes, stream.id(), !all_allocators.caching.load(std::memory_order_relaxed));
+  void* pointer =
+      device_allocator(index).allocate(bytes, stream.id(), !all_allocators.caching.load(std::memory_order_relaxed));
   if (C10_UNLIKELY(Recording::active() != nullptr)) {
     Recording::active()->allocated(pointer, bytes);
   }

@@ -98,35 +98,21 @@ std::vector<Setting> split_settings(const std::string& text) {
     Setting setting;
     size_t colon = rest.find_first_of(":,[]", at);
     TORCH_CHECK_VALUE(
-        colon != std::string::npos && rest[colon] == ':' && colon > at,
-        "PYTORCH_ALLOC_CONF='",
-        text,
-        "': expected key:value pairs with commas between them, found '",
-        rest.substr(at),
-        "'");
+        colon != std::string::npos && rest[colon] == ':' && colon > at, "PYTORCH_ALLOC_CONF='", text,
+        "': expected key:value pairs with commas between them, found '", rest.substr(at), "'");
     setting.key = rest.substr(at, colon - at);
     at = colon + 1;
     setting.is_list = at < rest.size() && rest[at] == '[';
     size_t end = setting.is_list ? rest.find(']', at) : rest.find_first_of(":,[]", at);
     TORCH_CHECK_VALUE(
-        !setting.is_list || end != std::string::npos,
-        "PYTORCH_ALLOC_CONF='",
-        text,
-        "': the list of '",
-        setting.key,
+        !setting.is_list || end != std::string::npos, "PYTORCH_ALLOC_CONF='", text, "': the list of '", setting.key,
         "' has no closing ']'");
     end = std::min(end, rest.size());
     setting.value = rest.substr(at + setting.is_list, end - at - setting.is_list);
     at = end + setting.is_list;
     TORCH_CHECK_VALUE(
-        at == rest.size() || rest[at] == ',',
-        "PYTORCH_ALLOC_CONF='",
-        text,
-        "': expected a comma after the value of '",
-        setting.key,
-        "', found '",
-        rest.substr(at),
-        "'");
+        at == rest.size() || rest[at] == ',', "PYTORCH_ALLOC_CONF='", text, "': expected a comma after the value of '",
+        setting.key, "', found '", rest.substr(at), "'");
     ++at;
     settings.push_back(std::move(setting));
   }
@@ -153,14 +139,8 @@ bool is_divisions(const Setting& setting) {
 void check_setting(const Setting& setting, Kind kind) {
   auto require = [&](bool good, const char* accepted) {
     TORCH_CHECK_VALUE(
-        good,
-        "PYTORCH_ALLOC_CONF: '",
-        setting.key,
-        "' must be ",
-        accepted,
-        ", not '",
-        setting.is_list ? "[" + setting.value + "]" : setting.value,
-        "'");
+        good, "PYTORCH_ALLOC_CONF: '", setting.key, "' must be ", accepted, ", not '",
+        setting.is_list ? "[" + setting.value + "]" : setting.value, "'");
   };
   switch (kind) {
     case Kind::Count:

@@ -99,10 +99,7 @@ void* DeviceCachingAllocator::allocate(size_t bytes, c10::StreamId stream, bool 
 }
 
 DeviceCachingAllocator::Request DeviceCachingAllocator::make_request(
-    size_t bytes,
-    c10::StreamId stream,
-    bool uncached,
-    Context context) {
+    size_t bytes, c10::StreamId stream, bool uncached, Context context) {
   size_t size = round_size(bytes);
   size_t segment_size = uncached ? (size + kRoundLarge - 1) / kRoundLarge * kRoundLarge : segment_size_for(size);
   return {bytes, size, segment_size, stream, &pool_for(size, stream), uncached, std::move(context)};
@@ -141,8 +138,7 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
         return b->size + (b->next != nullptr && !b->next->mapped ? b->next->size : 0);
       };
       for (Block* next = blocks.next(block);
-           block->segment->is_expandable() && next != nullptr && reach(next) < reach(block);
-           next = blocks.next(next)) {
+           block->segment->is_expandable() && next != nullptr && reach(next) < reach(block); next = blocks.next(next)) {
         block = next;
       }
     } else {
@@ -287,11 +283,7 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
   auto [free_bytes, total] = outside(lock, [&] { return device_.memory_info(); });
   stats_.num_ooms += 1;
   history_.record(
-      TraceAction::OutOfMemory,
-      reinterpret_cast<void*>(free_bytes),
-      request.size,
-      request.stream,
-      id_of(*request.pool),
+      TraceAction::OutOfMemory, reinterpret_cast<void*>(free_bytes), request.size, request.stream, id_of(*request.pool),
       request.context);
   size_t allocated = stats_.allocated_bytes[0].current;
   size_t reserved = stats_.reserved_bytes[0].current;
@@ -321,26 +313,11 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
     observer(index_, request.segment_size, limit, free_bytes);
   }
   TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      false,
-      "bp out of memory. Tried to allocate ",
-      format_size(request.segment_size),
-      ". Device ",
-      static_cast<int>(index_),
-      " has a total capacity of ",
-      format_size(total),
-      " of which ",
-      format_size(free_bytes),
-      " is free. ",
-      allowed_info,
-      "Of the allocated memory ",
-      format_size(allocated + cached_in_private_pools),
-      " is allocated by PyTorch, ",
-      private_info,
-      "and ",
-      format_size(reserved - allocated - cached_in_private_pools),
-      " is reserved by PyTorch but unallocated.",
-      advice,
+      OutOfMemoryError, false, "bp out of memory. Tried to allocate ", format_size(request.segment_size), ". Device ",
+      static_cast<int>(index_), " has a total capacity of ", format_size(total), " of which ", format_size(free_bytes),
+      " is free. ", allowed_info, "Of the allocated memory ", format_size(allocated + cached_in_private_pools),
+      " is allocated by PyTorch, ", private_info, "and ", format_size(reserved - allocated - cached_in_private_pools),
+      " is reserved by PyTorch but unallocated.", advice,
       " See documentation for Memory Management "
       "(https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management)");
 }
@@ -350,12 +327,8 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
 Block* DeviceCachingAllocator::allocated_block(Segment* segment, void* pointer) const {
   Block* block = segment->allocator == this && segment->contains(pointer) ? segment->slot(pointer) : nullptr;
   TORCH_CHECK(
-      block != nullptr && block->address == pointer,
-      "invalid device pointer: ",
-      pointer,
-      " is not allocated on bp:",
-      static_cast<int>(index_),
-      " (freed twice, or not the start of an allocation)");
+      block != nullptr && block->address == pointer, "invalid device pointer: ", pointer,
+      " is not allocated on bp:", static_cast<int>(index_), " (freed twice, or not the start of an allocation)");
   return block;
 }
 
@@ -374,11 +347,7 @@ void DeviceCachingAllocator::free(Segment* segment, void* pointer) {
   }
   if (C10_UNLIKELY(history_.enabled())) {
     history_.record(
-        TraceAction::FreeRequested,
-        pointer,
-        block->requested,
-        segment->stream,
-        id_of(pool),
+        TraceAction::FreeRequested, pointer, block->requested, segment->stream, id_of(pool),
         context ? context : block->context);
   }
   if (C10_UNLIKELY(!block->stream_uses.empty())) {
@@ -398,11 +367,7 @@ Segment* DeviceCachingAllocator::make_free(Block* block, const Context& context)
   BlockPool& pool = *segment->pool;
   if (C10_UNLIKELY(history_.enabled())) {
     history_.record(
-        TraceAction::FreeCompleted,
-        block->address,
-        block->requested,
-        segment->stream,
-        id_of(pool),
+        TraceAction::FreeCompleted, block->address, block->requested, segment->stream, id_of(pool),
         context ? context : block->context);
   }
   if (C10_UNLIKELY(block->context != nullptr)) {

@@ -189,9 +189,7 @@ Segment* DeviceCachingAllocator::return_unmapped(Block* block, const Context& co
 
 // Returns the whole pages inside free blocks to the device.
 void DeviceCachingAllocator::unmap_free_pages(
-    Lock& lock,
-    const std::function<bool(const BlockPool&)>& selected,
-    const Context& context) {
+    Lock& lock, const std::function<bool(const BlockPool&)>& selected, const Context& context) {
   std::vector<Block*> free_blocks;
   for (Segment* segment : segments_) {
     if (segment->is_expandable() && selected(*segment->pool)) {
@@ -255,11 +253,7 @@ void DeviceCachingAllocator::unmap_free_pages(
     decrease_reserved(*segment->pool, block->size);
     stats_.num_device_free += 1;
     history_.record(
-        TraceAction::SegmentUnmap,
-        block->address,
-        block->size,
-        segment->stream,
-        id_of(*segment->pool),
+        TraceAction::SegmentUnmap, block->address, block->size, segment->stream, id_of(*segment->pool),
         context ? context : segment->context);
     if (Segment* empty = return_unmapped(block, context)) {
       unused.push_back(empty);

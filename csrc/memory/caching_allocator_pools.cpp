@@ -34,11 +34,8 @@ void DeviceCachingAllocator::release_pool(c10::MempoolId_t id) {
   Lock lock(mutex_);
   auto entry = private_pools_.find(id);
   TORCH_CHECK(
-      entry != private_pools_.end() && entry->second->use_count > 0,
-      "memory pool ",
-      name_of(id),
-      " is not in use on bp:",
-      static_cast<int>(index_));
+      entry != private_pools_.end() && entry->second->use_count > 0, "memory pool ", name_of(id),
+      " is not in use on bp:", static_cast<int>(index_));
   // The pool can still contain tensors. At 0, its segments can be returned to the device as they become free.
   entry->second->use_count -= 1;
 }
@@ -65,9 +62,7 @@ int DeviceCachingAllocator::pool_use_count(c10::MempoolId_t id) {
   return entry != private_pools_.end() ? entry->second->use_count : 0;
 }
 
-void DeviceCachingAllocator::begin_allocate_to_pool(
-    c10::MempoolId_t id,
-    std::function<bool(c10::StreamId)> filter) {
+void DeviceCachingAllocator::begin_allocate_to_pool(c10::MempoolId_t id, std::function<bool(c10::StreamId)> filter) {
   create_or_retain_pool(id);
   Lock lock(mutex_);
   active_pools_.emplace_back(id, std::move(filter));
@@ -78,11 +73,8 @@ void DeviceCachingAllocator::end_allocate_to_pool(c10::MempoolId_t id) {
   auto entry = std::find_if(
       active_pools_.rbegin(), active_pools_.rend(), [&](const auto& active) { return active.first == id; });
   TORCH_CHECK(
-      entry != active_pools_.rend(),
-      "memory pool ",
-      name_of(id),
-      " is not being allocated to on bp:",
-      static_cast<int>(index_));
+      entry != active_pools_.rend(), "memory pool ", name_of(id),
+      " is not being allocated to on bp:", static_cast<int>(index_));
   active_pools_.erase(std::next(entry).base());
 }
 

@@ -17,15 +17,8 @@ namespace {
 template <typename Stats, typename Visit>
 void for_each_stat(Stats& stats, Visit visit) {
   for (auto* array :
-       {&stats.allocation,
-        &stats.segment,
-        &stats.active,
-        &stats.inactive_split,
-        &stats.allocated_bytes,
-        &stats.reserved_bytes,
-        &stats.active_bytes,
-        &stats.inactive_split_bytes,
-        &stats.requested_bytes}) {
+       {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split, &stats.allocated_bytes,
+        &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes, &stats.requested_bytes}) {
     for (auto& stat : *array) {
       visit(stat);
     }
@@ -82,12 +75,8 @@ std::vector<SegmentInfo> DeviceCachingAllocator::snapshot(c10::MempoolId_t pool)
       }
       SegmentInfo& info = result.back();
       info.blocks.push_back(
-          {reinterpret_cast<size_t>(block->address),
-           block->size,
-           block->requested,
-           block->allocated,
-           block->is_active(),
-           block->context});
+          {reinterpret_cast<size_t>(block->address), block->size, block->requested, block->allocated,
+           block->is_active(), block->context});
       info.total_size += block->size;
       info.allocated_size += block->allocated ? block->size : 0;
       if (block->is_active()) {

@@ -71,8 +71,7 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
     stats_.oversize_segments.increase(1);
   }
   stats_.num_device_alloc += 1;
-  history_.record(
-      TraceAction::SegmentAlloc, address, size, segment->stream, id_of(*segment->pool), request.context);
+  history_.record(TraceAction::SegmentAlloc, address, size, segment->stream, id_of(*segment->pool), request.context);
   return segment->first;
 }
 
@@ -176,11 +175,7 @@ Segment* DeviceCachingAllocator::detach(Segment* segment, const Context& context
   size_t size = segment->bytes();
   if (!segment->is_expandable()) {
     history_.record(
-        TraceAction::SegmentFree,
-        segment->begin(),
-        size,
-        segment->stream,
-        id_of(pool),
+        TraceAction::SegmentFree, segment->begin(), size, segment->stream, id_of(pool),
         context ? context : segment->context);
     decrease(stats_.segment, pool, 1);
     decrease_reserved(pool, size);

@@ -46,7 +46,8 @@ void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const 
   }
   std::exception_ptr failure;
   for (c10::Stream stream : streams) {
-    PendingFree pending{nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call() || Capture::of(stream) != nullptr};
+    PendingFree pending{
+        nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call() || Capture::of(stream) != nullptr};
     if (!pending.without_event) {
       auto& spare = spare_events_[stream.device_index()];
       if (!spare.empty()) {
@@ -85,7 +86,8 @@ void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) 
       }
       PendingFree front = queue->second.front();
       const bool past = outside(lock, [&] {
-        return front.without_event ? stream_or_lost(stream, [&] { return query_stream(stream); }) : is_past(front.event);
+        return front.without_event ? stream_or_lost(stream, [&] { return query_stream(stream); })
+                                   : is_past(front.event);
       });
       if (!past) {
         break;

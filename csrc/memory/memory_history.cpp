@@ -9,15 +9,9 @@ namespace backplane {
 
 namespace {
 constexpr std::array<const char*, static_cast<size_t>(TraceAction::Count)> kNames = {
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom"};
+    "alloc",         "free_requested", "free_completed",
+    "segment_alloc", "segment_free",   "segment_map",
+    "segment_unmap", "snapshot",       "oom"};
 } // namespace
 
 const char* name_of(TraceAction action) {

@@ -137,10 +137,8 @@ RecordContext record_context(const std::optional<std::string>& word) {
     return RecordContext::Never;
   }
   TORCH_CHECK_VALUE(
-      *word == "state" || *word == "alloc" || *word == "all",
-      "context must be None, 'state', 'alloc' or 'all', not '",
-      *word,
-      "'");
+      *word == "state" || *word == "alloc" || *word == "all", "context must be None, 'state', 'alloc' or 'all', not '",
+      *word, "'");
   return *word == "state" ? RecordContext::State : *word == "alloc" ? RecordContext::Alloc : RecordContext::All;
 }
 
@@ -197,10 +195,8 @@ void start_memory_history(
   settings.when = record_context(context);
   TORCH_CHECK_VALUE(stacks == "python" || stacks == "all", "stacks must be 'python' or 'all', not '", stacks, "'");
   TORCH_CHECK_VALUE(
-      !enabled.has_value() || *enabled == "state" || *enabled == "all",
-      "enabled must be None, 'state' or 'all', not '",
-      *enabled,
-      "'");
+      !enabled.has_value() || *enabled == "state" || *enabled == "all", "enabled must be None, 'state' or 'all', not '",
+      *enabled, "'");
   settings.enabled = enabled.has_value();
   settings.gather = stacks == "all" ? &gather_all : &gather_python;
   settings.max_entries = max_entries;

@@ -22,9 +22,7 @@ SegmentMap::Page& SegmentMap::page_at(uintptr_t number) {
 void SegmentMap::add(Segment* segment, char* address, size_t size) {
   auto begin = reinterpret_cast<uintptr_t>(address);
   TORCH_CHECK(
-      (begin + size - 1) >> 48 == 0,
-      "a driver returned the address ",
-      static_cast<void*>(address),
+      (begin + size - 1) >> 48 == 0, "a driver returned the address ", static_cast<void*>(address),
       "; addresses must be below 2^48");
   std::lock_guard<std::mutex> guard(mutex_);
   segment->version.fetch_add(1, std::memory_order_relaxed);

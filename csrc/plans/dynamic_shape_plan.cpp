@@ -100,8 +100,9 @@ bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const 
       case Patch::Field::Number: {
         Step& step = made.steps[patch.step];
         auto* arguments = arguments_of(step);
-        Literal& literal = arguments != nullptr ? std::get<Literal>((*arguments)[patch.index])
-                                                : std::get<Literal>(std::get<HostCallbackStep>(step).numbers[patch.index]);
+        Literal& literal = arguments != nullptr
+            ? std::get<Literal>((*arguments)[patch.index])
+            : std::get<Literal>(std::get<HostCallbackStep>(step).numbers[patch.index]);
         if (!store(patch, value, literal)) {
           return false;
         }

@@ -70,8 +70,7 @@ Dimensions collapse(std::vector<Dimension> given, bool keep_order) {
   std::reverse(given.begin(), given.end());
   if (!keep_order) {
     std::stable_sort(given.begin(), given.end(), [](const Dimension& one, const Dimension& other) {
-      return std::lexicographical_compare(
-          one.steps.begin(), one.steps.end(), other.steps.begin(), other.steps.end());
+      return std::lexicographical_compare(one.steps.begin(), one.steps.end(), other.steps.begin(), other.steps.end());
     });
   }
   Dimensions merged;
@@ -240,14 +239,14 @@ py::tuple pointwise_geometry(
     const auto aligned = [&](const at::Tensor& tensor) {
       return is_aligned(tensor, std::min<size_t>(16, width * tensor.itemsize()));
     };
-    const bool all = std::all_of(outputs.begin(), outputs.end(), aligned) && std::all_of(inputs.begin(), inputs.end(), aligned);
+    const bool all =
+        std::all_of(outputs.begin(), outputs.end(), aligned) && std::all_of(inputs.begin(), inputs.end(), aligned);
     py::tuple strides(operands);
     for (size_t operand = 0; operand < operands; ++operand) {
       strides[operand] = py::make_tuple(1);
     }
     return py::make_tuple(
-        py::make_tuple(0, all ? width : 1, wide, py::tuple(), py::tuple()), py::make_tuple(count),
-        std::move(strides));
+        py::make_tuple(0, all ? width : 1, wide, py::tuple(), py::tuple()), py::make_tuple(count), std::move(strides));
   }
   py::tuple inner;
   if (tile_memory > 0) {
@@ -263,8 +262,7 @@ py::tuple pointwise_geometry(
       }
       return py::make_tuple(
           py::make_tuple(
-              dimensions.size(), 1, wide, std::move(inner),
-              py::make_tuple(tile.along, tile.width, tile.height)),
+              dimensions.size(), 1, wide, std::move(inner), py::make_tuple(tile.along, tile.width, tile.height)),
           where.sizes(), where.strides(operands));
     }
   }
@@ -311,7 +309,8 @@ py::tuple reduction_geometry(
     wide |= kept.reach(outputs.size() + i) + reduced.reach(i) > kNarrowLimit;
   }
   return py::make_tuple(
-      wide, kept.sizes(), kept.strides(outputs.size() + inputs.size()), reduced.sizes(), reduced.strides(inputs.size()));
+      wide, kept.sizes(), kept.strides(outputs.size() + inputs.size()), reduced.sizes(),
+      reduced.strides(inputs.size()));
 }
 
 void check_overlaps(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {

@@ -5,8 +5,8 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Scalar.h>
-#include <c10/util/bit_cast.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/bit_cast.h>
 
 #include <array>
 #include <utility>

@@ -1,7 +1,7 @@
 // PyTorch's meta functions for planners in Python: computing a call's results, and converting its arguments to meta
 // tensors.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -26,8 +26,12 @@ py::tuple results_of(const std::string& name, const py::args& given) {
   auto found = operators->find(name);
   if (found == operators->end()) {
     const auto dot = name.find('.');
-    found = operators->emplace(name, c10::Dispatcher::singleton().findSchemaOrThrow(
-        name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str())).first;
+    found = operators
+                ->emplace(
+                    name,
+                    c10::Dispatcher::singleton().findSchemaOrThrow(
+                        name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str()))
+                .first;
   }
   const c10::OperatorHandle& op = found->second;
   const auto& schema = op.schema().arguments();
@@ -147,8 +151,9 @@ py::list new_like(const py::sequence& metas, c10::DeviceIndex index) {
       continue;
     }
     const at::Tensor& meta = THPVariable_Unpack(one.ptr());
-    made[i] = py::cast(at::empty_strided(
-        meta.sizes(), meta.strides(), at::TensorOptions(meta.dtype()).device(c10::kPrivateUse1, index)));
+    made[i] = py::cast(
+        at::empty_strided(
+            meta.sizes(), meta.strides(), at::TensorOptions(meta.dtype()).device(c10::kPrivateUse1, index)));
   }
   return made;
 }

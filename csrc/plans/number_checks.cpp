@@ -16,14 +16,14 @@ bool compare(double one, double other) {
 }
 
 const std::map<std::string, bool (*)(double, double)> kComparisons = {
-    {"<", &compare<std::less<>>},           {"<=", &compare<std::less_equal<>>},
-    {">", &compare<std::greater<>>},        {">=", &compare<std::greater_equal<>>},
-    {"==", &compare<std::equal_to<>>},      {"!=", &compare<std::not_equal_to<>>},
+    {"<", &compare<std::less<>>},           {"<=", &compare<std::less_equal<>>}, {">", &compare<std::greater<>>},
+    {">=", &compare<std::greater_equal<>>}, {"==", &compare<std::equal_to<>>},   {"!=", &compare<std::not_equal_to<>>},
 };
 
 size_t position(const c10::FunctionSchema& schema, const std::string& name) {
   const auto& arguments = schema.arguments();
-  const auto found = std::find_if(arguments.begin(), arguments.end(), [&](const auto& one) { return one.name() == name; });
+  const auto found =
+      std::find_if(arguments.begin(), arguments.end(), [&](const auto& one) { return one.name() == name; });
   TORCH_CHECK_VALUE(found != arguments.end(), schema.operator_name(), " has no argument ", name);
   return found - arguments.begin();
 }
@@ -129,9 +129,8 @@ std::optional<double> NumberChecks::value_of(const Check& check, c10::ArrayRef<c
 bool NumberChecks::holds(const Check& check, const c10::IValue& value, c10::ArrayRef<c10::IValue> arguments) {
   if (value.isList()) {
     const auto elements = value.toListRef();
-    return std::all_of(elements.begin(), elements.end(), [&](const c10::IValue& one) {
-      return holds(check, one, arguments);
-    });
+    return std::all_of(
+        elements.begin(), elements.end(), [&](const c10::IValue& one) { return holds(check, one, arguments); });
   }
   const auto one = number(value);
   const auto bound = value_of(check, arguments);

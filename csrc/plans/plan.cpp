@@ -189,8 +189,8 @@ void take_random_numbers(PlannedCall& call, uint64_t count) {
   const bool given = call.generator != nullptr && call.generator->isGenerator();
   at::Generator generator = given ? call.generator->toGenerator() : default_generator(call.device);
   TORCH_CHECK(
-      generator.device().type() == c10::kPrivateUse1,
-      "Expected a 'bp' device type for generator but found '", generator.device().type(), "'");
+      generator.device().type() == c10::kPrivateUse1, "Expected a 'bp' device type for generator but found '",
+      generator.device().type(), "'");
   if (const auto capture = Capture::of(current_stream(call.device)); C10_UNLIKELY(capture != nullptr)) {
     const auto [index, beyond] = capture->take_random(generator, PhiloxGenerator::taken(count));
     call.numbers.push_back(static_cast<int64_t>(index));

@@ -6,11 +6,11 @@
 
 #include <numeric>
 
+#include "bindings.h"
 #include "plans/host_functions.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
-#include "bindings.h"
 #include "streams/device_errors.h"
 
 namespace py = pybind11;
@@ -77,8 +77,12 @@ class PlanBuilder {
   }
 
   void launch(
-      const std::shared_ptr<CompiledKernel>& kernel, const py::sequence& values, const py::sequence& items,
-      const std::vector<size_t>& group, size_t dynamic_shared_memory, const std::vector<size_t>& cluster,
+      const std::shared_ptr<CompiledKernel>& kernel,
+      const py::sequence& values,
+      const py::sequence& items,
+      const std::vector<size_t>& group,
+      size_t dynamic_shared_memory,
+      const std::vector<size_t>& cluster,
       bool cooperative) {
     LaunchStep step{kernel, {}, {}, false};
     set_attributes(step.spec, dynamic_shared_memory, cluster, cooperative);
@@ -140,7 +144,9 @@ class PlanBuilder {
       const py::object value = values[i];
       if (py::isinstance<py::tuple>(value)) {
         arguments.emplace_back(host_memory(value.cast<py::tuple>(), step, i, 0));
-      } else if (py::isinstance<py::list>(value) && py::len(value) > 0 && py::isinstance<py::tuple>(py::object(value.cast<py::list>()[0]))) {
+      } else if (
+          py::isinstance<py::list>(value) && py::len(value) > 0 &&
+          py::isinstance<py::tuple>(py::object(value.cast<py::list>()[0]))) {
         std::vector<CpuOperator::Memory> list;
         for (const py::handle& one : value) {
           list.push_back(host_memory(one.cast<py::tuple>(), step, i, list.size()));
@@ -182,8 +188,7 @@ class PlanBuilder {
     const Quantity wanted(count);
     const auto first = static_cast<uint32_t>(call_.numbers.size());
     if (wanted.slot.has_value()) {
-      made_.patches.push_back(
-          {Patch::Field::Random, static_cast<uint32_t>(made_.plan.random.size()), 0, *wanted.slot});
+      made_.patches.push_back({Patch::Field::Random, static_cast<uint32_t>(made_.plan.random.size()), 0, *wanted.slot});
     }
     made_.plan.random.push_back({static_cast<uint64_t>(wanted.integer()), first});
     call_.numbers.resize(first + 2);
@@ -220,7 +225,8 @@ class PlanBuilder {
   }
 
  private:
-  void patch(Patch::Field field, size_t index, const Quantity& number, c10::ScalarType dtype = c10::ScalarType::Undefined) {
+  void patch(
+      Patch::Field field, size_t index, const Quantity& number, c10::ScalarType dtype = c10::ScalarType::Undefined) {
     if (number.slot.has_value()) {
       made_.patches.push_back(
           {field, static_cast<uint32_t>(made_.plan.steps.size()), static_cast<uint32_t>(index), *number.slot, dtype,
@@ -390,16 +396,20 @@ void bind_plan_builder(py::module_& module) {
   py::class_<PlanBuilder>(
       module, "PlanBuilder",
       "Builds a dynamic-shape plan. Each number is a constant, or (its value in this call, its slot on the tape).")
-      .def("instruction", &PlanBuilder::instruction, py::arg("operation"), py::arg("a") = 0, py::arg("b") = 0, py::arg("constant") = 0)
+      .def(
+          "instruction", &PlanBuilder::instruction, py::arg("operation"), py::arg("a") = 0, py::arg("b") = 0,
+          py::arg("constant") = 0)
       .def("allocate", [](PlanBuilder& self, const py::object& bytes) { return self.allocate(bytes); })
       .def("free", &PlanBuilder::free)
       .def("launch", &PlanBuilder::launch)
       .def("call_on_queue", &PlanBuilder::call_on_queue)
       .def("call_library", &PlanBuilder::call_library)
       .def("call_on_cpu", &PlanBuilder::call_on_cpu)
-      .def("copy", [](PlanBuilder& self, const py::object& to, const py::object& from, const py::object& bytes) {
-        self.copy(to, from, bytes);
-      })
+      .def(
+          "copy",
+          [](PlanBuilder& self, const py::object& to, const py::object& from, const py::object& bytes) {
+            self.copy(to, from, bytes);
+          })
       .def("check", &PlanBuilder::check)
       .def(
           "number",

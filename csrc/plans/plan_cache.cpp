@@ -32,8 +32,7 @@ std::shared_ptr<const Plan> PlanCache::find(const Signature& signature) {
   return nullptr;
 }
 
-std::list<PlanCache::Class>::iterator PlanCache::class_of(
-    const Signature& signature, std::list<Class>& evicted) {
+std::list<PlanCache::Class>::iterator PlanCache::class_of(const Signature& signature, std::list<Class>& evicted) {
   const auto hash = hash_of_class(signature);
   const auto [first, last] = classes_by_hash_.equal_range(hash);
   for (auto found = first; found != last; ++found) {
@@ -112,7 +111,9 @@ bool PlanCache::is_to_be_recorded(const Signature& signature) {
 }
 
 void PlanCache::insert_into_class(
-    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<DynamicShapePlan> traced,
+    const Signature& signature,
+    const std::shared_ptr<const Plan>& fresh,
+    std::optional<DynamicShapePlan> traced,
     std::string reason) {
   std::list<Class> evicted; // freed after the lock is released, like the previous plan in `last`
   std::shared_ptr<const Plan> last = fresh;

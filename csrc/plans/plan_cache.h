@@ -43,7 +43,9 @@ class PlanCache {
   // accepted only if it agrees with `fresh`, and with the class's previous plan where its guards hold. `reason`: why
   // the trace failed; empty if it succeeded or there was none.
   void insert_into_class(
-      const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<DynamicShapePlan> traced,
+      const Signature& signature,
+      const std::shared_ptr<const Plan>& fresh,
+      std::optional<DynamicShapePlan> traced,
       std::string reason);
 
   void count_planned(const Plan& recorded); // counts a planner call, or its fallback

@@ -18,7 +18,8 @@ std::string text(const Literal& literal) {
 
 std::string text(const PassedNumber& number) {
   static constexpr const char* kParts[] = {"", "real part of ", "imaginary part of "};
-  const std::string named = c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
+  const std::string named =
+      c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
   return number.fits == c10::ScalarType::Undefined ? named : c10::str(named, ", if it fits ", number.fits);
 }
 
@@ -135,7 +136,8 @@ std::vector<std::string> lines(const Plan& plan) {
   std::vector<std::string> found;
   for (const RandomUse& use : plan.random) {
     found.push_back(
-        c10::str("take ", use.count, " random numbers: number ", use.first_number, " and the next are seed and offset"));
+        c10::str(
+            "take ", use.count, " random numbers: number ", use.first_number, " and the next are seed and offset"));
   }
   for (const Step& step : plan.steps) {
     found.push_back(text(step));
@@ -152,7 +154,8 @@ std::string describe(const Plan& plan) {
   std::string whole;
   const auto all = lines(plan);
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool is_step = plan.unplannable.empty() && i >= plan.random.size() && i - plan.random.size() < plan.steps.size();
+    const bool is_step =
+        plan.unplannable.empty() && i >= plan.random.size() && i - plan.random.size() < plan.steps.size();
     whole += all[i] + (is_step ? resources_text(plan.steps[i - plan.random.size()]) : "") + "\n";
   }
   return whole;

@@ -137,8 +137,7 @@ class Silence final : public c10::WarningHandler {
 
 // Throws the CPU kernel's error, if there is one. Warnings are suppressed: without an error, the call runs again in
 // the fallback, which warns.
-void try_for_error(
-    const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX) {
+void try_for_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX) {
   const Silence silence;
   raise_cpu_error(op, arguments, most_bytes);
 }
@@ -384,8 +383,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
   if (listener != nullptr) {
     const char* outcome = !results.has_value() ? outcome_otherwise_ : record ? "planned" : "ran without recording";
     listener->push_back(
-        {name_, std::move(described), outcome,
-         !results.has_value() || record ? describe(*recorded) : ""});
+        {name_, std::move(described), outcome, !results.has_value() || record ? describe(*recorded) : ""});
   }
   if (results.has_value()) {
     c10::SmallVector<c10::IValue, 2> values(results->begin(), results->end());
@@ -397,7 +395,10 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
 }
 
 std::optional<DynamicShapePlan> PlannedOperator::trace(
-    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason) {
+    const Declaration& declaration,
+    c10::ArrayRef<c10::IValue> arguments,
+    c10::DeviceIndex device,
+    std::string& reason) {
   const auto& facts = declaration.facts;
   PlannedCall call{device, {}, {}, {}, nullptr, &name_};
   Signature signature;
@@ -427,7 +428,10 @@ std::optional<Plan> PlannedOperator::rehearse(
 // A captured call must be replayable, so it always replays a plan. Without one, rehearses the planner. That plan is
 // used only in this capture, because a planner does not tune candidates during a capture.
 void PlannedOperator::capture(
-    Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
+    Capture& capture,
+    const Declaration& declaration,
+    torch::jit::Stack* stack,
+    PlannedCall& call,
     const Signature& signature) {
   const size_t count = declaration.facts.size();
   const auto arguments = torch::jit::last(*stack, count);
@@ -482,8 +486,9 @@ void PlannedOperator::check(
       describe(arguments, facts));
   const std::string found = difference(known, *fresh);
   TORCH_CHECK(
-      found.empty(), "the plan of ", name_, " is not what its planner does for another call of the same signature: ",
-      found, "\n", describe(arguments, facts));
+      found.empty(), "the plan of ", name_,
+      " is not what its planner does for another call of the same signature: ", found, "\n",
+      describe(arguments, facts));
 }
 
 PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> arguments, size_t times) {
@@ -546,8 +551,9 @@ PlannedOperator& planned_operator(const std::string& name) {
     }
     slot = std::make_unique<PlannedOperator>(*op);
     const std::string space = base.substr(0, base.find(':'));
-    const auto library = all.libraries.try_emplace(
-        space, torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__).first;
+    const auto library =
+        all.libraries.try_emplace(space, torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__)
+            .first;
     const Silence silence;
     library->second.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Registered>(*slot)));
   }

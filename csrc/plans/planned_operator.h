@@ -115,16 +115,23 @@ class PlannedOperator {
   std::shared_ptr<const Plan> plan(
       const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record);
   std::optional<DynamicShapePlan> trace(
-      const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason);
+      const Declaration& declaration,
+      c10::ArrayRef<c10::IValue> arguments,
+      c10::DeviceIndex device,
+      std::string& reason);
   // Runs the planner without submitting commands and returns the plan; nullopt if it leaves the call to the fallback.
   std::optional<Plan> rehearse(
       const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left);
   // Runs a call on a stream that is being captured.
   void capture(
-      Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
+      Capture& capture,
+      const Declaration& declaration,
+      torch::jit::Stack* stack,
+      PlannedCall& call,
       const Signature& signature);
   // Rehearses the call, and throws if the result differs from the plan.
-  void check(const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known);
+  void check(
+      const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known);
 
   const c10::OperatorHandle op_;
   const std::string name_;

@@ -8,12 +8,12 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
-#include "plans/python_arguments.h"
+#include "bindings.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
+#include "plans/python_arguments.h"
 #include "plans/python_number.h"
 #include "plans/recorder.h"
-#include "bindings.h"
 #include "streams/capture.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
@@ -57,7 +57,9 @@ class Converter {
 
   // All arguments of the call.
   py::tuple convert(
-      const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts) {
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts) {
     py::tuple converted(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
       converted[i] = convert(arguments[i], schema.arguments()[i], facts[i]);
@@ -250,8 +252,7 @@ void launch(
 std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
   Recorder* recorder = Recorder::active();
   PlannerScope* scope = PlannerScope::innermost();
-  TORCH_CHECK(
-      recorder != nullptr || scope != nullptr, "random numbers can only be taken while a planner runs");
+  TORCH_CHECK(recorder != nullptr || scope != nullptr, "random numbers can only be taken while a planner runs");
   PlannerScope::took_random_numbers();
   const PlannedCall* call = recorder != nullptr ? &recorder->call() : &scope->call();
   uint32_t first = 0;
@@ -369,8 +370,7 @@ void bind_plans(py::module_& module) {
           "Check a `fitting` number at each call although no kernel uses it, for example if there are no elements.")
       .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
       .def_property_readonly(
-          "example",
-          [](const PythonNumber& self) { return self.value; },
+          "example", [](const PythonNumber& self) { return self.value; },
           "The value in the call that is being planned, for PyTorch's meta kernels only. Later calls can have other "
           "values.");
 
@@ -466,7 +466,8 @@ void bind_plans(py::module_& module) {
             std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value, sizes, checks);
       },
       py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
-      py::arg("by_value") = std::vector<std::string>(), py::arg("sizes") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
+      py::arg("by_value") = std::vector<std::string>(), py::arg("sizes") = std::vector<std::string>(),
+      py::arg("checks") = std::vector<NumberCheck>(),
       "Set an operator's planner. `checks`: tuples (argument, comparison, bound, condition), see number_checks.h.");
   module.def(
       "address_of", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); },
@@ -485,7 +486,8 @@ void bind_plans(py::module_& module) {
   });
   module.def("plan_counts", [] {
     py::dict all;
-    for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned.cache()); });
+    for_each_planned_operator(
+        [&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned.cache()); });
     return all;
   });
   module.def(
@@ -512,10 +514,12 @@ void bind_plans(py::module_& module) {
         return seconds;
       },
       py::arg("name"), py::kw_only(), py::arg("times"));
-  module.def("set_tracer", [](py::object function) { tracer = std::move(function); tracer.inc_ref(); });
-  module.def("clear_plans", [] {
-    for_each_planned_operator([](PlannedOperator& planned) { planned.cache().clear(); });
+  module.def("set_tracer", [](py::object function) {
+    tracer = std::move(function);
+    tracer.inc_ref();
   });
+  module.def(
+      "clear_plans", [] { for_each_planned_operator([](PlannedOperator& planned) { planned.cache().clear(); }); });
   module.def("listen_to_plans", [](const py::function& function) {
     const Listening listening;
     function();

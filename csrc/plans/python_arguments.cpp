@@ -20,7 +20,10 @@ uint64_t bits_of(const c10::Scalar& number, c10::ScalarType dtype, uint32_t& byt
 } // namespace
 
 PythonArguments::PythonArguments(
-    const char* kind, const std::string& name, c10::DeviceIndex device, const std::vector<KernelParameter>& parameters,
+    const char* kind,
+    const std::string& name,
+    c10::DeviceIndex device,
+    const std::vector<KernelParameter>& parameters,
     const py::sequence& values)
     : arguments_(values.size()), numbers_(values.size()) {
   Recorder* recorder = Recorder::active();
@@ -44,8 +47,8 @@ PythonArguments::PythonArguments(
     if (!parameters[i].number.has_value()) {
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
       TORCH_CHECK_VALUE(
-          tensor.device() == c10::Device(c10::kPrivateUse1, device), "argument ", i, " of ", kind, " ", name,
-          " is on ", tensor.device(), ", but the ", kind, " is on ", c10::Device(c10::kPrivateUse1, device));
+          tensor.device() == c10::Device(c10::kPrivateUse1, device), "argument ", i, " of ", kind, " ", name, " is on ",
+          tensor.device(), ", but the ", kind, " is on ", c10::Device(c10::kPrivateUse1, device));
       TORCH_CHECK_VALUE(
           !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of ", kind, " ", name,
           " is lazily conjugated or negated; call resolve_conj() and resolve_neg() first");
@@ -70,9 +73,8 @@ PythonArguments::PythonArguments(
       // Not converted by c10::Scalar's caster: a uint64 can have its highest bit set.
       const c10::Scalar value = py::isinstance<py::float_>(given) ? c10::Scalar(given.cast<double>())
           : py::isinstance<py::bool_>(given)                      ? c10::Scalar(given.cast<bool>())
-          : PyLong_Check(given.ptr())
-          ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
-          : c10::Scalar(given.cast<double>());
+          : PyLong_Check(given.ptr()) ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
+                                      : c10::Scalar(given.cast<double>());
       numbers_[i] = bits_of(value, *parameters[i].number, bytes);
       if (recorder != nullptr) {
         recorded_.emplace_back(Literal{numbers_[i], bytes});

@@ -18,7 +18,10 @@ class PythonArguments {
   // `kind` and `name` identify the callee in error messages. All memory must be on the device. Materializes written
   // copy-on-write memory.
   PythonArguments(
-      const char* kind, const std::string& name, c10::DeviceIndex device, const std::vector<KernelParameter>& parameters,
+      const char* kind,
+      const std::string& name,
+      c10::DeviceIndex device,
+      const std::vector<KernelParameter>& parameters,
       const pybind11::sequence& values);
   PythonArguments(const PythonArguments&) = delete; // arguments point to numbers
   PythonArguments& operator=(const PythonArguments&) = delete;

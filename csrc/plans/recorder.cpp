@@ -68,7 +68,8 @@ Address Recorder::locate(const at::Tensor& tensor) {
   for (size_t i = 0; i < plan_.kept.size(); ++i) {
     if (plan_.kept[i].storage().unsafeGetStorageImpl() == storage) {
       return {
-          Address::Base::Kept, static_cast<uint32_t>(i), data - static_cast<const char*>(plan_.kept[i].const_data_ptr())};
+          Address::Base::Kept, static_cast<uint32_t>(i),
+          data - static_cast<const char*>(plan_.kept[i].const_data_ptr())};
     }
   }
   cannot_replay("it uses a tensor that is neither an argument nor allocated by the planner");

@@ -16,7 +16,20 @@ namespace {
 std::atomic<uint64_t> epoch{0};
 
 // The low 8 bits of each value's first word. The other bits hold further properties of the value.
-enum class Tag : uint64_t { None, Tensor, Number, Int, Double, Complex, Bool, String, List, Device, Generator, Undefined };
+enum class Tag : uint64_t {
+  None,
+  Tensor,
+  Number,
+  Int,
+  Double,
+  Complex,
+  Bool,
+  String,
+  List,
+  Device,
+  Generator,
+  Undefined
+};
 
 class Reader {
  public:
@@ -118,7 +131,8 @@ class Reader {
       return;
     }
     const auto* impl = tensor.unsafeGetTensorImpl();
-    if (tensor.layout() != c10::kStrided || tensor.key_set().has(c10::DispatchKey::ZeroTensor) || !impl->has_storage()) {
+    if (tensor.layout() != c10::kStrided || tensor.key_set().has(c10::DispatchKey::ZeroTensor) ||
+        !impl->has_storage()) {
       problem_ = "a tensor without strided memory";
       return;
     }
@@ -234,7 +248,10 @@ void advance_configuration_epoch() {
 }
 
 const char* read_call(
-    c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts, PlannedCall& call, Signature& signature) {
+    c10::ArrayRef<c10::IValue> arguments,
+    const std::vector<ArgumentFacts>& facts,
+    PlannedCall& call,
+    Signature& signature) {
   Reader reader(call, signature);
   signature.words.push_back(
       configuration_epoch() << 24 | static_cast<uint64_t>(call.device) << 16 |

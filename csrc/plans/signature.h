@@ -1,8 +1,8 @@
 // The part of a call that a planner can see, encoded as words: the key under which plans are stored.
 #pragma once
 
-#include <ATen/core/ivalue.h>
 #include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -40,7 +40,10 @@ uint64_t hash_of_class(const Signature& signature);
 // Computes the call's signature, and fills `call` with the tensors and numbers that a replay needs. `call.device` must
 // be set. Returns nullptr, or why the call has no signature.
 const char* read_call(
-    c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts, PlannedCall& call, Signature& signature);
+    c10::ArrayRef<c10::IValue> arguments,
+    const std::vector<ArgumentFacts>& facts,
+    PlannedCall& call,
+    Signature& signature);
 
 // The value of a zero-dimensional CPU tensor.
 c10::Scalar cpu_value(const at::Tensor& tensor);

@@ -362,8 +362,8 @@ bool TapeProgram::run(c10::ArrayRef<int64_t> sizes, Slots& slots) const {
 
 uint32_t Tape::append(Instruction instruction) {
   TORCH_CHECK_VALUE(
-      !has_operands(instruction.operation) || (instruction.a < code_.size() && instruction.b < code_.size()), "a tape of ",
-      code_.size(), " instructions has no slots ", instruction.a, " and ", instruction.b);
+      !has_operands(instruction.operation) || (instruction.a < code_.size() && instruction.b < code_.size()),
+      "a tape of ", code_.size(), " instructions has no slots ", instruction.a, " and ", instruction.b);
   code_.push_back(instruction);
   return static_cast<uint32_t>(code_.size() - 1);
 }
@@ -375,11 +375,26 @@ TapeProgram Tape::compile(c10::ArrayRef<uint32_t*> wanted) const {
 TapeOperation tape_operation(const std::string& name) {
   using O = TapeOperation;
   static const std::map<std::string, O> kNames = {
-      {"constant", O::Constant}, {"size", O::Size}, {"guard", O::Guard}, {"add", O::Add}, {"sub", O::Subtract},
-      {"mul", O::Multiply}, {"floordiv", O::FloorDivide}, {"mod", O::Remainder}, {"min", O::Minimum}, {"max", O::Maximum},
-      {"eq", O::Equal}, {"ne", O::NotEqual}, {"lt", O::Less}, {"le", O::LessEqual}, 
-      {"truediv", O::TrueDivide}, {"to_float", O::ToFloat}, {"float_add", O::FloatAdd},
-      {"float_sub", O::FloatSubtract}, {"float_mul", O::FloatMultiply}, {"float_truediv", O::FloatDivide},
+      {"constant", O::Constant},
+      {"size", O::Size},
+      {"guard", O::Guard},
+      {"add", O::Add},
+      {"sub", O::Subtract},
+      {"mul", O::Multiply},
+      {"floordiv", O::FloorDivide},
+      {"mod", O::Remainder},
+      {"min", O::Minimum},
+      {"max", O::Maximum},
+      {"eq", O::Equal},
+      {"ne", O::NotEqual},
+      {"lt", O::Less},
+      {"le", O::LessEqual},
+      {"truediv", O::TrueDivide},
+      {"to_float", O::ToFloat},
+      {"float_add", O::FloatAdd},
+      {"float_sub", O::FloatSubtract},
+      {"float_mul", O::FloatMultiply},
+      {"float_truediv", O::FloatDivide},
   };
   const auto found = kNames.find(name);
   TORCH_CHECK_VALUE(found != kNames.end(), "unknown tape operation ", name);

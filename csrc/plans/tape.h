@@ -14,9 +14,30 @@ namespace backplane {
 // FloatDivide return the bits of a double; FloatAdd to FloatDivide also take them. A tape is valid only if its guards
 // and requirements hold. A Tape has only Guard; the compiler turns it into the Require operations of a TapeProgram.
 enum class TapeOperation : uint8_t {
-  Constant, Size, Guard, Add, Subtract, Multiply, FloorDivide, Remainder, Minimum, Maximum, Equal, NotEqual, Less, LessEqual,
-  TrueDivide, ToFloat, FloatAdd, FloatSubtract, FloatMultiply, FloatDivide,
-  RequireEqual, RequireNotEqual, RequireLess, RequireLessEqual,
+  Constant,
+  Size,
+  Guard,
+  Add,
+  Subtract,
+  Multiply,
+  FloorDivide,
+  Remainder,
+  Minimum,
+  Maximum,
+  Equal,
+  NotEqual,
+  Less,
+  LessEqual,
+  TrueDivide,
+  ToFloat,
+  FloatAdd,
+  FloatSubtract,
+  FloatMultiply,
+  FloatDivide,
+  RequireEqual,
+  RequireNotEqual,
+  RequireLess,
+  RequireLessEqual,
 };
 
 // A compiled tape. Sizes and constants have their own slots; constants are folded, and unused results are not computed.

@@ -1,4 +1,5 @@
 // Python bindings for torch.bp.memory: torch_backplane._C._memory_*.
+#include "bindings.h"
 #include "compat.h"
 #include "memory/allocator.h"
 #include "memory/allocator_config.h"
@@ -6,7 +7,6 @@
 #include "memory/memory_snapshot.h"
 #include "memory/pinned.h"
 #include "memory/segment_map.h"
-#include "bindings.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -152,7 +152,8 @@ void begin_allocate_current_thread(c10::DeviceIndex index, c10::MempoolId_t id) 
 
 MemorySource source_at(uintptr_t allocate, uintptr_t free) {
   return {
-      reinterpret_cast<decltype(MemorySource::allocate)>(allocate), reinterpret_cast<decltype(MemorySource::free)>(free)};
+      reinterpret_cast<decltype(MemorySource::allocate)>(allocate),
+      reinterpret_cast<decltype(MemorySource::free)>(free)};
 }
 
 // Blocks a stream until the gate is opened or destroyed, so that tests control when pending commands complete.
@@ -221,17 +222,10 @@ void bind_allocator(py::module_& module) {
 
   plain("_memory_snapshot", &memory_snapshot, py::arg("pool"), py::arg("include_traces"));
   plain(
-      "_memory_record_history",
-      &start_memory_history,
-      py::arg("enabled"),
-      py::arg("context"),
-      py::arg("stacks"),
-      py::arg("max_entries"),
-      py::arg("clear_history"),
-      py::arg("skip_actions"));
-  released("_memory_is_history_enabled", [](c10::DeviceIndex index) {
-    return device_allocator(index).history_enabled();
-  });
+      "_memory_record_history", &start_memory_history, py::arg("enabled"), py::arg("context"), py::arg("stacks"),
+      py::arg("max_entries"), py::arg("clear_history"), py::arg("skip_actions"));
+  released(
+      "_memory_is_history_enabled", [](c10::DeviceIndex index) { return device_allocator(index).history_enabled(); });
   plain("_memory_allocation_traceback", &allocation_traceback);
   released("_memory_set_metadata", [](const std::string& metadata) { set_memory_metadata(metadata); });
   released("_memory_get_metadata", [] { return memory_metadata(); });
@@ -248,13 +242,13 @@ void bind_allocator(py::module_& module) {
   released("_memory_release_pool", [](c10::DeviceIndex index, c10::MempoolId_t id) {
     device_allocator(index).release_pool(id);
   });
-  released(
-      "_memory_set_pool_options", [](c10::DeviceIndex index, c10::MempoolId_t id, bool use_on_oom, bool no_split) {
-        device_allocator(index).set_pool_options(id, use_on_oom, no_split);
-      });
-  released("_memory_set_pool_source", [](c10::DeviceIndex index, c10::MempoolId_t id, uintptr_t allocate, uintptr_t free) {
-    device_allocator(index).set_pool_source(id, source_at(allocate, free));
+  released("_memory_set_pool_options", [](c10::DeviceIndex index, c10::MempoolId_t id, bool use_on_oom, bool no_split) {
+    device_allocator(index).set_pool_options(id, use_on_oom, no_split);
   });
+  released(
+      "_memory_set_pool_source", [](c10::DeviceIndex index, c10::MempoolId_t id, uintptr_t allocate, uintptr_t free) {
+        device_allocator(index).set_pool_source(id, source_at(allocate, free));
+      });
   released("_memory_set_source", [](uintptr_t allocate, uintptr_t free) {
     for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
       device_allocator(index).check_may_set_source();

@@ -1,14 +1,14 @@
 // Runs a recorded sequence of allocations and frees at full speed, for benchmarks/allocator.py.
+#include "bindings.h"
 #include "memory/allocator.h"
 #include "memory/caching_allocator.h"
-#include "bindings.h"
 #include "streams/stream.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <ctime>
 #include <cstdlib>
+#include <ctime>
 
 namespace py = pybind11;
 
@@ -75,10 +75,7 @@ double replay_events(const py::buffer& buffer, const std::string& allocator) {
   if (allocator == "data_ptr") {
     c10::DeviceAllocator& all = caching_allocator();
     return replay(
-        events,
-        count,
-        held,
-        [&](size_t size) { return all.allocate(size).release_context(); },
+        events, count, held, [&](size_t size) { return all.allocate(size).release_context(); },
         [deleter = all.raw_deleter()](void* p) { deleter(p); });
   }
   TORCH_CHECK_VALUE(allocator == "malloc", "allocator must be 'bp', 'data_ptr' or 'malloc', not '", allocator, "'");
@@ -94,10 +91,7 @@ double replay_events(const py::buffer& buffer, const std::string& allocator) {
 
 void bind_allocator_replay(py::module_& module) {
   module.def(
-      "_memory_replay",
-      torch::wrap_pybind_function(&replay_events),
-      py::arg("events"),
-      py::arg("allocator"),
+      "_memory_replay", torch::wrap_pybind_function(&replay_events), py::arg("events"), py::arg("allocator"),
       "Return the CPU time in nanoseconds of a sequence of allocations and frees.");
 }
 

@@ -8,12 +8,12 @@
 
 #include "aten/attention.h"
 #include "aten/kernel_capabilities.h"
+#include "bindings.h"
 #include "c10/generator.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
 #include "fallback/fallback.h"
 #include "memory/pinned.h"
-#include "bindings.h"
 #include "streams/stream.h"
 #include "streams/sync_debug.h"
 
@@ -97,16 +97,15 @@ void bind_devices(py::module_& module) {
       .def_readonly("kind", &DeviceProperties::kind)
       .def("__repr__", [](const DeviceProperties& properties) {
         return c10::str(
-            "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver, "', major=",
-            properties.major, ", minor=", properties.minor, ", total_memory=", properties.total_memory >> 20,
-            "MB, compute_units=", properties.compute_units, ", host_accessible=",
-            properties.host_accessible() ? "True" : "False", ")");
+            "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver,
+            "', major=", properties.major, ", minor=", properties.minor,
+            ", total_memory=", properties.total_memory >> 20, "MB, compute_units=", properties.compute_units,
+            ", host_accessible=", properties.host_accessible() ? "True" : "False", ")");
       });
 
   module.def("in_bad_fork", &in_bad_fork);
   module.def("device_count", &device_count);
-  module.def(
-      "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
+  module.def("device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
   module.def(
       "set_kernel_capabilities",
       [](int64_t index, bool attends_in_one_pass, bool runs_threads) {
@@ -154,8 +153,7 @@ void bind_streams(py::module_& module) {
     TORCH_CHECK(
         found.has_value(), "an external stream must be made from the bp_stream of a stream of bp:", index, ", but got ",
         std::string(py::str(number)), "; native handles are not accepted, because the driver ",
-        device(as_index(index)).properties().driver,
-        " has no adopt_stream() method");
+        device(as_index(index)).properties().driver, " has no adopt_stream() method");
     return triple(*found);
   });
   module.def(
@@ -179,9 +177,9 @@ void bind_streams(py::module_& module) {
       },
       py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"),
       "Make the stream the current stream of its device, and its device the current device.");
-  module.def(
-      "stream_handle",
-      [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_identity(as_stream(index, id))); });
+  module.def("stream_handle", [](int64_t index, c10::StreamId id) {
+    return reinterpret_cast<uintptr_t>(stream_identity(as_stream(index, id)));
+  });
   module.def("stream_priority", [](int64_t index, c10::StreamId id) { return stream_priority(as_stream(index, id)); });
   module.def(
       "elapsed_ms",

@@ -5,17 +5,17 @@
 #include <memory>
 #include <vector>
 
+#include "bindings.h"
 #include "devices/compiled_kernel.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
-#include "drivers/host/discrete_device.h"
 #include "devices/ending.h"
 #include "devices/faulty_device.h"
+#include "drivers/driver_device.h"
+#include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
 #include "drivers/opencl/clblast.h"
-#include "drivers/driver_device.h"
 #include "drivers/opencl/vkfft.h"
-#include "bindings.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;
@@ -35,8 +35,7 @@ std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>& kernels() {
   return *all;
 }
 
-uintptr_t compile_kernel(
-    c10::DeviceIndex index, const py::object& code, std::string entry, std::string operator_name) {
+uintptr_t compile_kernel(c10::DeviceIndex index, const py::object& code, std::string entry, std::string operator_name) {
   KernelSource source{
       code.cast<std::string>(), std::move(entry), std::move(operator_name), py::isinstance<py::bytes>(code)};
   auto kernel = std::make_shared<const CompiledKernel>(index, std::move(source), std::vector<KernelParameter>());
@@ -50,9 +49,14 @@ void destroy_kernel(c10::DeviceIndex, uintptr_t kernel) {
 }
 
 void launch_kernel(
-    c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& global_size,
-    const std::array<size_t, 3>& group_size, const std::vector<py::object>& arguments,
-    std::optional<c10::StreamId> stream_id, int64_t times, bool keep_gil) {
+    c10::DeviceIndex index,
+    uintptr_t kernel,
+    const std::array<size_t, 3>& global_size,
+    const std::array<size_t, 3>& group_size,
+    const std::vector<py::object>& arguments,
+    std::optional<c10::StreamId> stream_id,
+    int64_t times,
+    bool keep_gil) {
   c10::SmallVector<KernelArgument, 24> values;
   for (const py::object& argument : arguments) {
     if (PyBytes_Check(argument.ptr())) {
@@ -114,8 +118,7 @@ void bind_drivers(py::module_& module) {
   module.def("vkfft_applications", &vkfft_applications);
   module.def("vkfft_most_applications", &vkfft_most_applications);
   module.def(
-      "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"),
-      py::call_guard<py::gil_scoped_release>());
+      "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"), py::call_guard<py::gil_scoped_release>());
   // For torch_backplane.testing.faults.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);
@@ -156,7 +159,8 @@ void bind_drivers(py::module_& module) {
   module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
   module.def(
       "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("global_size"),
-      py::arg("group_size"), py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
+      py::arg("group_size"), py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1,
+      py::arg("keep_gil") = false,
       "Launch a kernel on a stream; None: the current stream. Arguments are tensors, whose addresses are passed, and "
       "bytes.");
 }

@@ -17,9 +17,7 @@ CaptureMode mode_named(const std::string& name) {
   TORCH_CHECK_VALUE(
       name == "global" || name == "thread_local" || name == "relaxed",
       "capture_error_mode must be 'global', 'thread_local' or 'relaxed', but got '", name, "'");
-  return name == "global" ? CaptureMode::Global
-      : name == "relaxed" ? CaptureMode::Relaxed
-                          : CaptureMode::ThreadLocal;
+  return name == "global" ? CaptureMode::Global : name == "relaxed" ? CaptureMode::Relaxed : CaptureMode::ThreadLocal;
 }
 
 } // namespace

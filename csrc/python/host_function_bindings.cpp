@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <map>
 
-#include "plans/python_number.h"
-#include "plans/host_functions.h"
-#include "plans/recorder.h"
 #include "bindings.h"
+#include "plans/host_functions.h"
+#include "plans/python_number.h"
+#include "plans/recorder.h"
 #include "python/library_symbols.h"
 #include "streams/stream.h"
 #include "streams/submit.h"

@@ -98,8 +98,7 @@ void bind_interprocess(py::module_& module) {
         TORCH_CHECK_TYPE(
             tensor.device().is_privateuseone(), "export_memory() takes a bp tensor, but got one on ", tensor.device());
         const auto& storage = tensor.storage();
-        const auto found =
-            interprocess_of(tensor.device().index()).export_memory(storage.data(), storage.nbytes());
+        const auto found = interprocess_of(tensor.device().index()).export_memory(storage.data(), storage.nbytes());
         return std::make_tuple(as_bytes(found.handle), found.segment_bytes, found.offset, storage.nbytes());
       },
       py::arg("tensor"),
@@ -119,8 +118,7 @@ void bind_interprocess(py::module_& module) {
             c10::Device(c10::kPrivateUse1, index));
         c10::Storage storage(
             c10::Storage::use_byte_size_t(), bytes, std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
-        return make_tensor(
-            std::move(storage), caffe2::TypeMeta::Make<uint8_t>(), {static_cast<int64_t>(bytes)}, {1});
+        return make_tensor(std::move(storage), caffe2::TypeMeta::Make<uint8_t>(), {static_cast<int64_t>(bytes)}, {1});
       },
       py::arg("index"), py::arg("handle"), py::arg("segment_bytes"), py::arg("offset"), py::arg("bytes"),
       "Return a tensor of bytes in another process's memory.");

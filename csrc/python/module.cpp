@@ -1,8 +1,8 @@
 // torch_backplane._C
 #include <torch/csrc/utils/pybind.h>
 
-#include "fallback/fallback.h"
 #include "bindings.h"
+#include "fallback/fallback.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Backplane's runtime: what PyTorch accepts only from C++, and the hot path.";

@@ -116,8 +116,7 @@ void bind_queue_functions(py::module_& module) {
   module.def("set_verbose", &set_verbose, py::arg("on"), "Set whether each library call is printed with its time.");
   module.def("is_verbose", &is_verbose);
   module.def("call_on_queue", &call_on_queue, py::arg("function"), py::arg("arguments"));
-  module.def(
-      "queue_api", [](c10::DeviceIndex index) { return device(index).queue_api(); }, py::arg("device_index"));
+  module.def("queue_api", [](c10::DeviceIndex index) { return device(index).queue_api(); }, py::arg("device_index"));
 }
 
 } // namespace backplane

@@ -41,8 +41,7 @@ Capture::Capture(c10::Stream stream, CaptureMode mode)
 }
 
 std::shared_ptr<Capture> Capture::begin(c10::Stream stream, CaptureMode mode) {
-  TORCH_CHECK(
-      of(stream) == nullptr, name_of(stream), " is already being captured: captures cannot be nested");
+  TORCH_CHECK(of(stream) == nullptr, name_of(stream), " is already being captured: captures cannot be nested");
   std::shared_ptr<Capture> capture(new Capture(stream, mode));
   std::lock_guard<std::mutex> guard(table().lock);
   table().captures.emplace(capture->number_, capture);
@@ -62,8 +61,8 @@ CapturedGraph Capture::end() {
   for (const auto& [id, state] : streams_) {
     if (id != origin_.id()) {
       TORCH_CHECK(
-          waited_for[id] == state.nodes.size(),
-          "no graph was captured because stream ", id, " joined the capture, but stream ", origin_.id(),
+          waited_for[id] == state.nodes.size(), "no graph was captured because stream ", id,
+          " joined the capture, but stream ", origin_.id(),
           ", on which the capture began, has not waited for all of its work");
     }
   }
@@ -159,7 +158,8 @@ void Capture::wait(const CapturedPoint& point, c10::Stream stream) {
   TORCH_CHECK(capture != nullptr, kOver);
   const auto own = of(stream);
   if (stream.device_index() != capture->origin_.device_index()) {
-    capture->refuse(c10::str(name_of(stream), " cannot join a capture of bp:", static_cast<int>(capture->origin_.device_index())));
+    capture->refuse(
+        c10::str(name_of(stream), " cannot join a capture of bp:", static_cast<int>(capture->origin_.device_index())));
   }
   if (own != nullptr && own != capture) {
     capture->refuse(c10::str(name_of(stream), " is in another capture"));

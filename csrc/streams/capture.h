@@ -85,8 +85,7 @@ class Capture {
   }
 
   // Adds a command for a stream in this capture.
-  void add(
-      c10::Stream stream, const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned);
+  void add(c10::Stream stream, const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned);
   // Notes that launches can report errors, for which replays must check.
   void note_reporting();
   // Keeps an object alive that commands need.

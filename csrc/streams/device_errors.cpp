@@ -30,8 +30,7 @@ Watched& watched(c10::DeviceIndex index) {
 }
 
 void update(Watched& device_words) { // the caller holds the lock
-  device_words.any.store(
-      !device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
+  device_words.any.store(!device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
 }
 
 // Reads the words after all work of the stream, and clears them. Returns an empty vector if there is no error. Throws
@@ -107,9 +106,8 @@ void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10:
   {
     std::lock_guard<std::mutex> guard(device_words.lock);
     const auto concerns = [&](c10::StreamId id) { return !only.has_value() || *only == id; };
-    std::erase_if(device_words.streams, [&](c10::StreamId id) {
-      return concerns(id) && (launched.push_back(id), true);
-    });
+    std::erase_if(
+        device_words.streams, [&](c10::StreamId id) { return concerns(id) && (launched.push_back(id), true); });
     std::erase_if(device_words.reported, [&](auto& one) {
       return concerns(one.first) && (reported.push_back(std::move(one)), true);
     });

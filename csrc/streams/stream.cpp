@@ -271,9 +271,8 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
     event = fresh.get();
   }
   TORCH_CHECK(
-      event->device == stream.device_index(),
-      "Event device ", static_cast<int>(event->device), " does not match recording stream's device ",
-      static_cast<int>(stream.device_index()), ".");
+      event->device == stream.device_index(), "Event device ", static_cast<int>(event->device),
+      " does not match recording stream's device ", static_cast<int>(stream.device_index()), ".");
   if (C10_UNLIKELY(capture != nullptr)) {
     event->captured = capture->point(stream);
   } else {
@@ -384,12 +383,10 @@ Event* record_event_unless_lost(Event* event, c10::Stream stream) {
 
 double elapsed_ms(const Event* start, const Event* end) {
   TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
+  TORCH_CHECK(start->timing && end->timing, "Both events must be created with argument 'enable_timing=True'.");
   TORCH_CHECK(
-      start->timing && end->timing, "Both events must be created with argument 'enable_timing=True'.");
-  TORCH_CHECK(
-      start->device == end->device,
-      "Event device_index ", static_cast<int>(start->device), " does not match other's device_index ",
-      static_cast<int>(end->device), ".");
+      start->device == end->device, "Event device_index ", static_cast<int>(start->device),
+      " does not match other's device_index ", static_cast<int>(end->device), ".");
   check_not_captured(*start);
   check_not_captured(*end);
   Device& owner = device(start->device);

@@ -59,12 +59,9 @@ std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> 
 }
 
 Submitter::Submitter(c10::Stream stream)
-    : stream_(stream),
-      capture_(Capture::of(stream)),
-      queue_(capture_ == nullptr ? stream_handle(stream) : nullptr) {}
+    : stream_(stream), capture_(Capture::of(stream)), queue_(capture_ == nullptr ? stream_handle(stream) : nullptr) {}
 
-void Submitter::submit(
-    const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned) const {
+void Submitter::submit(const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned) const {
   if (C10_LIKELY(capture_ == nullptr)) {
     submit_now(stream_, queue_, command);
   } else {

@@ -18,8 +18,7 @@ class Submitter {
   explicit Submitter(c10::Stream stream);
 
   // Only captures use `random` and `pinned`: numbers that differ in each replay, and the pinned memory of a copy.
-  void submit(
-      const Command& command, c10::ArrayRef<RandomNumber> random = {}, const c10::Storage& pinned = {}) const;
+  void submit(const Command& command, c10::ArrayRef<RandomNumber> random = {}, const c10::Storage& pinned = {}) const;
 
   const std::shared_ptr<Capture>& capture() const {
     return capture_;

@@ -66,8 +66,7 @@ class DiscreteDevice final : public ForwardingDevice {
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
     auto* other = dynamic_cast<DiscreteDevice*>(&peer);
     return other != nullptr &&
-        inner_->copy_from_peer(
-            real(destination, bytes), *other->inner_, other->real(source, bytes), bytes, stream);
+        inner_->copy_from_peer(real(destination, bytes), *other->inner_, other->real(source, bytes), bytes, stream);
   }
 
   bool can_access_peer(const Device& peer) const override {
@@ -146,7 +145,8 @@ class DiscreteDevice final : public ForwardingDevice {
 } // namespace
 
 std::unique_ptr<Device> make_discrete(std::unique_ptr<Device> inner) {
-  TORCH_CHECK(inner->properties().host_accessible(), inner->properties().name, " has no host-accessible memory to hide");
+  TORCH_CHECK(
+      inner->properties().host_accessible(), inner->properties().name, " has no host-accessible memory to hide");
   return std::make_unique<DiscreteDevice>(std::move(inner));
 }
 

@@ -193,7 +193,9 @@ class HostQueue {
         } else {
           execute(next.stored.command());
         }
-        { const QueuedCommand gone = std::move(next); } // without the lock: its destructor can take locks
+        {
+          const QueuedCommand gone = std::move(next);
+        } // without the lock: its destructor can take locks
         guard.lock();
       }
       ++done_;
@@ -228,8 +230,7 @@ void* map_pages(size_t bytes, int protection) {
 
 class HostDevice final : public Device {
  public:
-  HostDevice(DeviceProperties properties, size_t memory_limit)
-      : Device(std::move(properties)), limit_(memory_limit) {}
+  HostDevice(DeviceProperties properties, size_t memory_limit) : Device(std::move(properties)), limit_(memory_limit) {}
 
   // --- memory
   void* allocate(size_t bytes) override {
@@ -250,7 +251,8 @@ class HostDevice final : public Device {
   void free(void* address, size_t bytes) override {
     const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
     for (HostQueue* busy : busy_queues()) {
-      busy->enqueue({StoredCommand(HostCallback{make_host_function("free", [last_use](char* const*, const uint64_t*) {})})});
+      busy->enqueue(
+          {StoredCommand(HostCallback{make_host_function("free", [last_use](char* const*, const uint64_t*) {})})});
     }
     give_back(bytes);
   }
@@ -348,8 +350,9 @@ class HostDevice final : public Device {
       if (const uint64_t version = event->version_to_wait_for(); version != 0) {
         submitted_to.enqueue({StoredCommand(command), event, version});
       }
-    } else if (const auto* callback = std::get_if<HostCallback>(&command);
-               callback != nullptr && !callback->function->is_operator()) {
+    } else if (
+        const auto* callback = std::get_if<HostCallback>(&command);
+        callback != nullptr && !callback->function->is_operator()) {
       submitted_to.enqueue({StoredCommand(command)});
     } else {
       TORCH_CHECK_NOT_IMPLEMENTED(

@@ -12,14 +12,50 @@ constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
 
 template <typename T>
 using Product = int (*)(
-    int layout, int a_transposed, int b_transposed, size_t m, size_t n, size_t k, T alpha, void* a, size_t a_offset,
-    size_t a_row, void* b, size_t b_offset, size_t b_row, T beta, void* c, size_t c_offset, size_t c_row, void** queue,
+    int layout,
+    int a_transposed,
+    int b_transposed,
+    size_t m,
+    size_t n,
+    size_t k,
+    T alpha,
+    void* a,
+    size_t a_offset,
+    size_t a_row,
+    void* b,
+    size_t b_offset,
+    size_t b_row,
+    T beta,
+    void* c,
+    size_t c_offset,
+    size_t c_row,
+    void** queue,
     void** event);
 template <typename T>
 using Products = int (*)(
-    int layout, int a_transposed, int b_transposed, size_t m, size_t n, size_t k, T alpha, void* a, size_t a_offset,
-    size_t a_row, size_t a_step, void* b, size_t b_offset, size_t b_row, size_t b_step, T beta, void* c,
-    size_t c_offset, size_t c_row, size_t c_step, size_t count, void** queue, void** event);
+    int layout,
+    int a_transposed,
+    int b_transposed,
+    size_t m,
+    size_t n,
+    size_t k,
+    T alpha,
+    void* a,
+    size_t a_offset,
+    size_t a_row,
+    size_t a_step,
+    void* b,
+    size_t b_offset,
+    size_t b_row,
+    size_t b_step,
+    T beta,
+    void* c,
+    size_t c_offset,
+    size_t c_row,
+    size_t c_step,
+    size_t count,
+    void** queue,
+    void** event);
 
 template <typename T>
 struct Gemm {

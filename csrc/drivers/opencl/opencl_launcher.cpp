@@ -27,26 +27,69 @@ namespace {
 using Status = int32_t; // cl_int
 using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, const void* value);
 using EnqueueNDRangeKernel = Status (*)(
-    void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
-    uint32_t waits, void* const* wait_list, void** event);
+    void* queue,
+    void* kernel,
+    uint32_t dimensions,
+    const size_t* offset,
+    const size_t* items,
+    const size_t* group,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using EnqueueCopyBuffer = Status (*)(
-    void* queue, void* source, void* destination, size_t source_offset, size_t destination_offset, size_t bytes,
-    uint32_t waits, void* const* wait_list, void** event);
+    void* queue,
+    void* source,
+    void* destination,
+    size_t source_offset,
+    size_t destination_offset,
+    size_t bytes,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using EnqueueFillBuffer = Status (*)(
-    void* queue, void* buffer, const void* pattern, size_t pattern_bytes, size_t offset, size_t bytes, uint32_t waits,
-    void* const* wait_list, void** event);
+    void* queue,
+    void* buffer,
+    const void* pattern,
+    size_t pattern_bytes,
+    size_t offset,
+    size_t bytes,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using EnqueueNativeKernel = Status (*)(
-    void* queue, void (*function)(void* arguments), void* arguments, size_t bytes, uint32_t buffers,
-    void* const* buffer_list, const void** where_in_arguments, uint32_t waits, void* const* wait_list, void** event);
+    void* queue,
+    void (*function)(void* arguments),
+    void* arguments,
+    size_t bytes,
+    uint32_t buffers,
+    void* const* buffer_list,
+    const void** where_in_arguments,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using Flush = Status (*)(void* queue);
 using Finish = Status (*)(void* queue);
 
 using EnqueueReadBuffer = Status (*)(
-    void* queue, void* buffer, uint32_t blocking, size_t offset, size_t bytes, void* memory, uint32_t waits,
-    void* const* wait_list, void** event);
+    void* queue,
+    void* buffer,
+    uint32_t blocking,
+    size_t offset,
+    size_t bytes,
+    void* memory,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using EnqueueWriteBuffer = Status (*)(
-    void* queue, void* buffer, uint32_t blocking, size_t offset, size_t bytes, const void* memory, uint32_t waits,
-    void* const* wait_list, void** event);
+    void* queue,
+    void* buffer,
+    uint32_t blocking,
+    size_t offset,
+    size_t bytes,
+    const void* memory,
+    uint32_t waits,
+    void* const* wait_list,
+    void** event);
 using EnqueueWithWaitList = Status (*)(void* queue, uint32_t waits, void* const* wait_list, void** event);
 using WaitForEvents = Status (*)(uint32_t count, void* const* events);
 using EventInfo = Status (*)(void* event, uint32_t name, size_t bytes, void* value, size_t* needed);
@@ -168,16 +211,15 @@ void check(const char* call, Status status) {
 // A profiling timestamp of a completed command, in nanoseconds.
 uint64_t moment(const OpenCLFunctions& functions, void* event, uint32_t which) {
   uint64_t nanoseconds = 0;
-  check(
-      "clGetEventProfilingInfo",
-      functions.profiling_info(event, which, sizeof nanoseconds, &nanoseconds, nullptr));
+  check("clGetEventProfilingInfo", functions.profiling_info(event, which, sizeof nanoseconds, &nanoseconds, nullptr));
   return nanoseconds;
 }
 
 // Collects the events of commands. OpenCL measures each command that has an event.
 class OpenCLTimer final : public NativeTimer {
  public:
-  explicit OpenCLTimer(const OpenCLFunctions& functions) : functions_(functions), outer_(std::exchange(current_, this)) {}
+  explicit OpenCLTimer(const OpenCLFunctions& functions)
+      : functions_(functions), outer_(std::exchange(current_, this)) {}
 
   ~OpenCLTimer() override {
     stop();
@@ -392,8 +434,7 @@ class OpenCLLauncher final : public NativeLauncher {
     return std::make_unique<OpenCLKernel>(functions_, kernel, text);
   }
 
-  void copy(
-      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
+  void copy(void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
     check(
         "clEnqueueCopyBuffer",
         functions_.copy(
@@ -419,15 +460,13 @@ class OpenCLLauncher final : public NativeLauncher {
   void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const override {
     check(
         "clEnqueueWriteBuffer",
-        functions_.write(
-            queue, to.memory, /*blocking=*/0, to.offset, bytes, from, 0, nullptr, OpenCLTimer::event()));
+        functions_.write(queue, to.memory, /*blocking=*/0, to.offset, bytes, from, 0, nullptr, OpenCLTimer::event()));
   }
 
   void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const override {
     check(
         "clEnqueueReadBuffer",
-        functions_.read(
-            queue, from.memory, /*blocking=*/0, from.offset, bytes, to, 0, nullptr, OpenCLTimer::event()));
+        functions_.read(queue, from.memory, /*blocking=*/0, from.offset, bytes, to, 0, nullptr, OpenCLTimer::event()));
   }
 
   bool has_events() const override {
@@ -458,8 +497,7 @@ class OpenCLLauncher final : public NativeLauncher {
     call.release(); // call_now owns it
   }
 
-  HostMemory host_memory(
-      void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
+  HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
     HostMemory seen;
     for (const LaunchArgument& one : memory) {
       seen.add(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
@@ -511,8 +549,14 @@ class OpenCLLauncher final : public NativeLauncher {
 
   // OpenCL copies `words` and replaces the buffers in them with their host addresses.
   void enqueue_native(
-      void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
-      const void** places, void** event = nullptr) const {
+      void* queue,
+      void (*function)(void* words),
+      void* words,
+      size_t bytes,
+      uint32_t count,
+      void* const* buffers,
+      const void** places,
+      void** event = nullptr) const {
     check(
         "clEnqueueNativeKernel",
         functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, event));
@@ -533,11 +577,9 @@ Function find(const std::map<std::string, uintptr_t>& functions, const char* nam
 
 std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions) {
   OpenCLFunctions found{
-      find<SetKernelArg>(functions, "clSetKernelArg"),
-      find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
+      find<SetKernelArg>(functions, "clSetKernelArg"), find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
       find<EnqueueCopyBuffer>(functions, "clEnqueueCopyBuffer"),
-      find<EnqueueFillBuffer>(functions, "clEnqueueFillBuffer"),
-      find<Flush>(functions, "clFlush")};
+      find<EnqueueFillBuffer>(functions, "clEnqueueFillBuffer"), find<Flush>(functions, "clFlush")};
   if (has_function(functions, "clFinish")) {
     found.finish = find<Finish>(functions, "clFinish");
   }

@@ -29,10 +29,33 @@ struct Region { // cl_buffer_region
 struct VkFFTFunctions {
   // pyvkfft's src/vkfft_opencl.cpp. -1: VkFFT chooses.
   void* (*make_config)(
-      const long* sizes, size_t dimensions, void* buffer, void* buffer_out, void* platform, void* device, void* context,
-      int normalizes, size_t bytes, int is_real, int dct, int dst, int disable_reorder, int register_boost, int use_lut,
-      int keep_code, size_t batch, const long* skipped, int coalesced, int banks, int threads, int bandwidth_boost,
-      int other_boost, int boost_of_four_steps, int warp, const long* grouped_batch, int force_callback);
+      const long* sizes,
+      size_t dimensions,
+      void* buffer,
+      void* buffer_out,
+      void* platform,
+      void* device,
+      void* context,
+      int normalizes,
+      size_t bytes,
+      int is_real,
+      int dct,
+      int dst,
+      int disable_reorder,
+      int register_boost,
+      int use_lut,
+      int keep_code,
+      size_t batch,
+      const long* skipped,
+      int coalesced,
+      int banks,
+      int threads,
+      int bandwidth_boost,
+      int other_boost,
+      int boost_of_four_steps,
+      int warp,
+      const long* grouped_batch,
+      int force_callback);
   void* (*init_app)(const void* config, void* queue, int* status, size_t* scratch, long* bluestein, long* uploads);
   int (*fft)(void* application, void* in, void* out, void* queue);
   int (*ifft)(void* application, void* in, void* out, void* queue);
@@ -44,8 +67,15 @@ struct VkFFTFunctions {
   void* (*create_buffer)(void* context, uint64_t flags, size_t bytes, void* host, int* status);
   void* (*create_sub_buffer)(void* buffer, uint64_t flags, uint32_t kind, const Region* region, int* status);
   int (*copy)(
-      void* queue, void* from, void* to, size_t from_offset, size_t to_offset, size_t bytes, uint32_t waits,
-      void* const* wait_list, void** event);
+      void* queue,
+      void* from,
+      void* to,
+      size_t from_offset,
+      size_t to_offset,
+      size_t bytes,
+      uint32_t waits,
+      void* const* wait_list,
+      void** event);
   int (*release)(void* memory);
   size_t dimensions; // length of the arrays that are passed to make_config and init_app
 };

@@ -13,8 +13,7 @@ namespace backplane {
 // clCreateBuffer, clCreateSubBuffer, clEnqueueCopyBuffer, clReleaseMemObject). `dimensions`: the result of pyvkfft's
 // vkfft_max_fft_dimensions(). Throws ValueError if a function is missing. To be called once: the addresses are kept in
 // a global variable.
-std::map<std::string, uintptr_t> vkfft_transforms(
-    const std::map<std::string, uintptr_t>& functions, size_t dimensions);
+std::map<std::string, uintptr_t> vkfft_transforms(const std::map<std::string, uintptr_t>& functions, size_t dimensions);
 
 // The cache of VkFFT applications: the kernels that VkFFT builds for each size, batch and queue. The number of cached
 // applications, and its limit. The least recently used ones are evicted.
