@@ -351,12 +351,13 @@ def test_the_guides_name_the_variables_that_are_read_and_no_others() -> None:
     read = variables_in("torch_backplane/**/*.py", "csrc/**/*.*", "tools/*.*", "setup.py")
     assert variables_in("README.md", "docs/*.md") == read
     # test_cli.py has one that nobody reads.
-    assert set(settings.VARIABLES) == read - {"TORCH_BACKPLANE_SANITIZE"}  # setup.py's
+    of_builds = {"TORCH_BACKPLANE_SANITIZE", "TORCH_BACKPLANE_UNITY"}  # setup.py's
+    assert set(settings.VARIABLES) == read - of_builds
     # test_cli.py and test_torch_bp_environment.py have some that nobody reads.
     unread = {f"TORCH_BACKPLANE_{name}" for name in ("SOMETHING", "FALBACK", "HOST_DEVICE", "COLOUR", "MINE_SPEED")}
     assert variables_in("tests/**/*.py", "examples/**/*.py", "benchmarks/*.py", "Makefile") <= read | unread
     users = set(re.findall(r"^\| `(TORCH_BACKPLANE_\w+)`", TEXTS["environment.md"], re.MULTILINE))
-    assert users == read - {"TORCH_BACKPLANE_SANITIZE"}
+    assert users == read - of_builds
 
 
 def test_memory_has_every_option_of_the_allocator() -> None:
