@@ -4,7 +4,7 @@ Kinds: «same» (same name and signature), «renamed», «refused» (same name a
 the reason), «absent». A name of a submodule is written with a dot ("nvtx.mark"); "nvtx.*" speaks for all of one, and
 where neither is listed, "memory.empty_cache" is what "empty_cache" is.
 
-`python tests/cuda_parity.py` prints the sentence for the README.
+`python tests/cuda_parity.py` prints the sentence for docs/torch-bp.md.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def cuda_names() -> list[str]:
 
 
 def sentence() -> str:
-    """The README's sentence about the table."""
+    """The sentence of docs/torch-bp.md about the table."""
     verdicts = [verdict(name) for name in cuda_names()]
     counts = Counter(found.kind for found in verdicts if found)
     return (

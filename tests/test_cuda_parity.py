@@ -105,10 +105,10 @@ def test_all_lists_every_public_name() -> None:
 
 
 @pytest.mark.skipif(
-    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the README counts another release's names"
+    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the page counts another release's names"
 )
-def test_the_readme_has_the_figures_of_the_table() -> None:
-    readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    marked = re.search(r"<!-- parity -->(.*?)<!-- /parity -->", readme, re.DOTALL)
-    assert marked, "README.md has no text between <!-- parity --> and <!-- /parity -->"
+def test_the_page_of_torch_bp_has_the_figures_of_the_table() -> None:
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "torch-bp.md").read_text(encoding="utf-8")
+    marked = re.search(r"<!-- parity -->(.*?)<!-- /parity -->", page, re.DOTALL)
+    assert marked, "docs/torch-bp.md has no text between <!-- parity --> and <!-- /parity -->"
     assert marked[1].split() == cuda_parity.sentence().split()

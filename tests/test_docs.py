@@ -65,10 +65,11 @@ def test_every_block_of_code_has_a_test() -> None:
     languages = {page: set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) for page, text in TEXTS.items()}
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
+        **{page: {"python"} for page in PROGRAMS},
         "graphs.md": {"python"},
         "kernels.md": {"python"},
         "profiling.md": {"python"},
-        "torch-bp.md": {"python", "sh"},
+        "tuning.md": {"python", "sh"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
         "write-an-operator.md": {"python", "sh", "c"},
     }
@@ -88,6 +89,40 @@ def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
 
 
+# Pages whose Python blocks are whole programs; one after the other they make one program, which prints this.
+PROGRAMS = {
+    "first-program.md": ("bp:0", "host host", "2 0", "aten::_linalg_eigvals"),
+    "training.md": ("\n4 ", "device='bp:0'"),
+    "several-devices.md": (".",),
+    "memory.md": ("PyTorch bp memory summary",),
+    "debugging.md": ("add_", "called a synchronizing bp operation", "injected fault in allocate", "'allocate': "),
+    "torch-backends.md": ("default\n",),
+}
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
+    parts = blocks(page, "python")
+    assert all("import torch" in part for part in parts)
+    # Faults are prepared before devices are discovered.
+    programs = parts if page == "debugging.md" else ["\n".join(parts)]
+    printed = ""
+    for number, program in enumerate(programs):
+        file = tmp_path / f"program{number}.py"
+        file.write_text(program, encoding="utf-8")
+        command = ["bash", "-c", f"{sys.executable} {file} 2>&1"]
+        printed += run(command, tmp_path, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="2")
+    assert [told for told in PROGRAMS[page] if told not in printed] == [], printed
+
+
+def test_the_snapshot_of_memory_is_plotted(tmp_path: Path) -> None:
+    (program,) = [part for part in blocks("memory.md", "python") if "_dump_snapshot" in part]
+    run([sys.executable, "-c", program], tmp_path, TORCH_BACKPLANE_DRIVERS="host")
+    (command,) = re.findall(r"^    (python -m torch_backplane memory plot .*)$", TEXTS["memory.md"], re.MULTILINE)
+    run(["bash", "-c", command], tmp_path)
+    assert "<html" in (tmp_path / "memory.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.usefixtures("opencl")
 def test_the_python_of_graphs_runs() -> None:
     (program,) = blocks("graphs.md", "python")
@@ -103,16 +138,16 @@ def test_the_python_of_profiling_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("opencl")
-def test_what_torch_bp_says_of_tuning_runs(tmp_path: Path) -> None:
-    (program,) = blocks("torch-bp.md", "python")
+def test_what_tuning_says_runs(tmp_path: Path) -> None:
+    (program,) = blocks("tuning.md", "python")
     printed = run([sys.executable, "-c", program], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
     said = "ProductTunableOp_float32,a=64x64:64x1 b=64x64:64x1 added=0,"
     assert said.split(",")[1] in printed
     assert said in (tmp_path / "tunableop_results0.csv").read_text(encoding="utf-8")
-    assert said in TEXTS["torch-bp.md"]
+    assert said in TEXTS["tuning.md"]
     (tmp_path / "tunableop_results0.csv").unlink()
     (tmp_path / "train.py").write_text(program.replace("tunable.enable()", "init()"), encoding="utf-8")
-    (commands,) = blocks("torch-bp.md", "sh")
+    (commands,) = blocks("tuning.md", "sh")
     printed = run(["bash", "-ec", commands], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
     assert "1 operators; results are in tunableop_results0.csv" in printed
     assert said.split(",")[1] in printed.splitlines()[-1]  # which the last program has read
@@ -316,24 +351,26 @@ def test_the_guides_name_the_variables_that_are_read_and_no_others() -> None:
     read = variables_in("torch_backplane/**/*.py", "csrc/**/*.*", "tools/*.*", "setup.py")
     assert variables_in("README.md", "docs/*.md") == read
     # test_cli.py has one that nobody reads.
-    assert set(settings.VARIABLES) == read - {"TORCH_BACKPLANE_SANITIZE"}  # setup.py's
+    of_builds = {"TORCH_BACKPLANE_SANITIZE", "TORCH_BACKPLANE_UNITY"}  # setup.py's
+    assert set(settings.VARIABLES) == read - of_builds
     # test_cli.py and test_torch_bp_environment.py have some that nobody reads.
     unread = {f"TORCH_BACKPLANE_{name}" for name in ("SOMETHING", "FALBACK", "HOST_DEVICE", "COLOUR", "MINE_SPEED")}
     assert variables_in("tests/**/*.py", "examples/**/*.py", "benchmarks/*.py", "Makefile") <= read | unread
-    users = set(re.findall(r"^\| `(TORCH_BACKPLANE_\w+)`", TEXTS["torch-bp.md"], re.MULTILINE))
-    assert users == read - {"TORCH_BACKPLANE_SANITIZE"}
+    users = set(re.findall(r"^\| `(TORCH_BACKPLANE_\w+)`", TEXTS["environment.md"], re.MULTILINE))
+    assert users == read - of_builds
 
 
 def test_memory_has_every_option_of_the_allocator() -> None:
     with pytest.raises(ValueError, match="known options are") as caught:
         torch.bp.memory._set_allocator_settings("no_such_option:1")
     known = str(caught.value).partition("known options are ")[2].splitlines()[0].split(", ")
-    rows = re.findall(r"^\| (`.*?) \|", TEXTS["memory.md"], re.MULTILINE)
+    (table,) = re.findall(r"^\| option .*?\n\n", TEXTS["memory.md"], re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(known)
 
 
 def test_options_without_effect_are_those_that_warn() -> None:
-    row_of_options = r"^\| (.*?) \| accepted with a warning that they have no effect \|$"
+    row_of_options = r"^\| (.*?) \| none, with a warning \|$"
     (row,) = re.findall(row_of_options, TEXTS["memory.md"], re.MULTILINE)
     named = re.findall(r"`(\w+)`", row)
     text = ",".join(f"{name}:{1 if name.endswith(('_mb', '_threads')) else True}" for name in named)
@@ -361,12 +398,12 @@ def test_torch_bp_names_every_property_of_a_device() -> None:
     assert found <= set(re.findall(r"`(\w+)`", sentence))
 
 
-def test_the_errors_of_the_readme_are_raised() -> None:
+def test_the_errors_of_troubleshooting_are_raised() -> None:
     """Each quoted text, between its `…`, stands in a line of the sources."""
-    (section,) = re.findall(r"^## How to read an error\n(.*?)^## ", TEXTS["README.md"], re.DOTALL | re.MULTILINE)
-    quoted = re.findall(r"^- \*\*`([^`]+)`", section, re.MULTILINE)
-    parts = {part.strip(" ,;:") for text in quoted for part in text.split("…")} - {"", "aten::", "IndexError"}
-    assert len(parts) > 5
+    (section,) = re.findall(r"^## Error messages\n(.*?)^## ", TEXTS["troubleshooting.md"], re.DOTALL | re.MULTILINE)
+    quoted = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    parts = {part.strip(" ,;:") for text in quoted for part in text.split("…")} - {"", "aten::"}
+    assert len(parts) > 15
     files = [*ROOT.glob("torch_backplane/**/*.py"), *ROOT.glob("csrc/**/*.cpp"), ROOT / "setup.py"]
     joined = "".join(path.read_text(encoding="utf-8") for path in files)
     sources = re.sub(r'"\s*f?"', "", joined)  # texts in several lines are one
