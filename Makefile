@@ -30,7 +30,7 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint bench conformance ops audit clean FORCE
 
 help: ## this list
@@ -62,7 +62,7 @@ test: lint ## check style and types, then run the tests, on host devices and on 
 
 test-shapes: $(ready) ## hold dynamic-shape plans against planners, over PyTorch's operator database (half an hour on 2 cores)
 	@for part in $$(seq $(WORKERS)); do \
-		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/dynamic_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
+		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/sweeps/dynamic_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
 		parts="$$parts $$!"; \
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
@@ -92,7 +92,7 @@ test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and
 			$(python) -m pytest -q -p no:cacheprovider --timeout 1800 tests/opencl/test_small_kernels.py $(ARGS) || exit 1; \
 		if [ -s $(oclgrind_log) ]; then cat $(oclgrind_log); exit 1; fi; \
 	done
-	tools/opencl.sh oclgrind $(VENV) $(python) -m pytest -q -p no:cacheprovider tests/test_oclgrind_agrees.py $(ARGS)
+	tools/opencl.sh oclgrind $(VENV) $(python) -m pytest -q -p no:cacheprovider tests/tools/test_oclgrind_agrees.py $(ARGS)
 
 test-random: $(ready) ## test every distribution with DRAWS draws for each dtype, 10 million by default (some minutes)
 	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)

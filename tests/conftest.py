@@ -18,12 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import covering
-import forked
-import on_opencl
 import pytest
 
 HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "support"), str(HERE / "sweeps")]
+
+import covering  # noqa: E402
+import forked  # noqa: E402
+import on_opencl  # noqa: E402
+from opencl_platform import platform  # noqa: E402, F401  # a fixture
 
 # Before anything imports torch, which imports torch_backplane and reads these.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

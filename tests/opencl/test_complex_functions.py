@@ -1,4 +1,4 @@
-"""Complex functions of formulas as kernels, against complex128. Without kernels: tests/test_kernels_complex.py."""
+"""Kernels of complex functions, compared with complex128 (without a device: tests/kernels/test_kernels_complex.py)."""
 
 from __future__ import annotations
 

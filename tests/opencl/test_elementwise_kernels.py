@@ -1,4 +1,4 @@
-"""torch_backplane.elementwise on a device that runs kernels. Errors, and devices without: tests/test_elementwise.py."""
+"""torch_backplane.elementwise on a device that runs kernels (errors: tests/planning/test_elementwise.py)."""
 
 from __future__ import annotations
 

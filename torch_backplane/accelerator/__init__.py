@@ -1,7 +1,7 @@
 """`torch.bp`: devices, streams, events, graphs, memory and random numbers of bp devices, with the API of `torch.cuda`.
 
 Names, signatures and semantics are those of torch.cuda: programs replace `cuda` with `bp`. docs/torch-bp.md lists the
-differences, tests/cuda_parity.py the status of every public name of torch.cuda.
+differences, tests/support/cuda_parity.py the status of every public name of torch.cuda.
 """
 
 # ruff: noqa: F401 - PyTorch's own code looks up the names with an underscore

@@ -1,0 +1,114 @@
+"""torch.bp has every public name of torch.cuda as tests/support/cuda_parity.py says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+from typing import Any
+
+import cuda_parity
+import paths
+import pytest
+import torch
+
+NAMES = cuda_parity.cuda_names()
+REFERENCE_RELEASE = "2.13"  # the one that the table was written for; it may name what others lack
+
+
+def lookup(root: Any, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), root)
+
+
+def of_kind(kind: str) -> list[str]:
+    return [name for name in NAMES if (found := cuda_parity.verdict(name)) and found.kind == kind]
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    """(name, kind, default) of each parameter; a default device is compared by its place, not by its name."""
+    return [
+        (parameter.name, parameter.kind, "bp" if parameter.default == "cuda" else parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+def test_every_name_has_a_verdict() -> None:
+    assert [name for name in NAMES if cuda_parity.verdict(name) is None] == []
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the table was written for another release of torch"
+)
+def test_the_table_names_only_what_torch_cuda_has() -> None:
+    assert [name for name in cuda_parity.TABLE if not name.endswith(".*") and name not in NAMES] == []
+
+
+def test_every_refusal_and_absence_has_a_reason() -> None:
+    assert [name for name, found in cuda_parity.TABLE.items() if found.kind != "same" and not found.note] == []
+
+
+@pytest.mark.parametrize("name", of_kind("same"))
+def test_same(name: str) -> None:
+    theirs, ours = lookup(torch.cuda, name), lookup(torch.bp, name)
+    if isinstance(theirs, types.ModuleType) or not callable(theirs):
+        assert type(ours) is type(theirs)
+        return
+    if ours is theirs:  # the exceptions, which torch.cuda shares with every device
+        return
+    if type(theirs).__name__ == "tensortype":  # torch.cuda.FloatTensor, which is written in C
+        assert (ours.dtype, ours.is_sparse) == (theirs.dtype, theirs.is_sparse)
+        return
+    assert parameters(ours) == parameters(theirs)
+    if inspect.isclass(theirs):
+        methods = {key: value for key, value in vars(theirs).items() if not key.startswith("_") and callable(value)}
+        for key, value in methods.items():
+            assert parameters(getattr(ours, key)) == parameters(value), key
+
+
+@pytest.mark.parametrize("name", of_kind("renamed"))
+def test_renamed(name: str) -> None:
+    found = cuda_parity.verdict(name)
+    assert found is not None
+    assert lookup(torch.bp, found.note)
+    with pytest.raises(AttributeError):
+        lookup(torch.bp, name)
+
+
+@pytest.mark.parametrize("name", of_kind("refused"))
+def test_refused(name: str) -> None:
+    theirs, ours = lookup(torch.cuda, name), lookup(torch.bp, name)
+    assert parameters(ours) == parameters(theirs)
+    needed = [p for p in inspect.signature(ours).parameters.values() if p.default is inspect.Parameter.empty]
+    with pytest.raises(NotImplementedError, match=r"\w+ .*\w+"):
+        ours(*[None] * len(needed))
+
+
+@pytest.mark.parametrize("name", of_kind("absent"))
+def test_absent(name: str) -> None:
+    with pytest.raises(AttributeError):
+        lookup(torch.bp, name)
+
+
+def test_all_lists_every_public_name() -> None:
+    public = {
+        name
+        for name in vars(torch.bp)
+        if not name.startswith("_")
+        and not isinstance(getattr(torch.bp, name), types.ModuleType)
+        and name not in ("annotations", "Any")
+    }
+    legacy = set(torch.bp.legacy.NAMES)  # made when they are asked for
+    modules = {"amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"}
+    assert set(torch.bp.__all__) == public | legacy | modules | {"default_generators"}
+    assert len(set(torch.bp.__all__)) == len(torch.bp.__all__)
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the page counts another release's names"
+)
+def test_the_page_of_torch_bp_has_the_figures_of_the_table() -> None:
+    page = (paths.DOCS / "torch-bp.md").read_text(encoding="utf-8")
+    marked = re.search(r"<!-- parity -->(.*?)<!-- /parity -->", page, re.DOTALL)
+    assert marked, "docs/torch-bp.md has no text between <!-- parity --> and <!-- /parity -->"
+    assert marked[1].split() == cuda_parity.sentence().split()

@@ -1,0 +1,99 @@
+"""Programs end as they should, whatever is under way: a sample of what `make test-exit` runs hundreds of times."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import exit_ways
+import paths
+import pytest
+
+
+@pytest.fixture(scope="module", params=exit_ways.DRIVERS)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[exit_ways.Runner]:
+    if request.param == "opencl":
+        request.getfixturevalue("platform")
+    made = exit_ways.Runner(request.param, tmp_path_factory.mktemp("exit"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("way", exit_ways.WAYS)
+def test_a_program_ends_as_it_should(runner: exit_ways.Runner, way: str) -> None:
+    times = 8 if way == "end of script, at once" else 1  # the others differ from each other in a few of a hundred runs
+    assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
+
+
+LATE = """
+import os, torch, weakref
+from torch_backplane import _C
+
+class Held:
+    pass
+
+x = torch.ones(3, device="bp:1", requires_grad=True)
+
+def hold_in_a_pass():
+    held = Held()
+    torch._C._stash_obj_in_tls("held", held)  # a pass takes over what the thread has that asks for it
+    (x * 2).sum().backward()
+    torch._C._stash_obj_in_tls("held", None)
+    return weakref.ref(held)
+"""
+
+LET_GO = f"""{LATE}
+found = []
+for finish in (False, True, True, True):
+    gone = hold_in_a_pass()
+    if finish:
+        _C.finish_autograd_threads()
+    found.append(gone() is None)
+print(*found, flush=True)
+os._exit(0)
+"""
+
+# What the pass holds is dropped after the atexit function has run, and before Python is finalized.
+LAST_PASS = f"""
+import atexit
+functions = []
+atexit.register(lambda: functions[0]())
+{LATE}
+def last_pass():
+    gone = hold_in_a_pass()
+    print(gone() is None, flush=True)
+    functions.append(weakref.ref(gone(), lambda _: os.write(1, b"dropped")))
+
+functions.append(last_pass)
+"""
+
+
+@pytest.fixture(scope="module")
+def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program whose autograd threads drop their passes late."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to build late_threads.c with")
+    library = tmp_path_factory.mktemp("late") / "late_threads.so"
+    source = paths.SUPPORT / "late_threads.c"
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return os.environ | exit_ways.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
+
+
+def test_the_threads_of_devices_let_go_of_their_last_pass(late_threads: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LET_GO], env=late_threads, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "False True True True\n", done.stderr
+
+
+def test_a_pass_in_an_atexit_function_that_was_registered_before_torch_was_imported(
+    late_threads: dict[str, str],
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_PASS], env=late_threads, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\ndropped"), done.stderr

@@ -1,0 +1,507 @@
+"""Optional functions of a C launcher beyond copies and events, each on a driver with it and on one without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import driver_packages
+import forked
+import paths
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+)
+
+Run = Callable[..., str]
+
+PREAMBLE = '''
+import sys, time, torch
+from torch_backplane import _C, drivers, plans
+torch.accelerator.device_count()
+import driver_queued_module as driver
+from torch_backplane.planning import Call, QueueFunction, call_on_cpu, operator
+
+def timed(call):
+    """The call's result, and its time in milliseconds."""
+    start = time.perf_counter()
+    result = call()
+    return result, (time.perf_counter() - start) * 1000
+''' + driver_packages.RAISED
+
+
+@pytest.fixture
+def queued(tmp_path: Path) -> Run:
+    driver_packages.install_queued(tmp_path)
+
+    def call(code: str, hands_over: str, **env: str) -> str:
+        settings = {"TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": hands_over} | env
+        result = forked.run(PREAMBLE + code, tmp_path, **settings)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+    return call
+
+
+# --- host callbacks
+
+ON_HOST = """
+LIBRARY = torch.library.Library("backplane_optional_groups", "FRAGMENT")
+LIBRARY.define("reciprocal_on_host(Tensor x, int row) -> Tensor")
+
+@operator("backplane_optional_groups::reciprocal_on_host", variants=False)
+def planner(call: Call, x, row):
+    doubled = x * 2
+    result = torch.empty_like(x)
+    call_on_cpu(torch.ops.aten.reciprocal.out, doubled, out=result)
+    index = torch.full((1,), row, dtype=torch.int64, device=x.device)
+    call_on_cpu(torch.ops.aten.index_fill_.int_Scalar, result, 0, index, -1.0)
+    return result + 1
+on_host = torch.ops.backplane_optional_groups.reciprocal_on_host
+x = torch.arange(1, 9.0).to("bp")
+expected = 1 / (torch.arange(1, 9.0) * 2) + 1
+expected[3] = 0
+"""
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_host_callbacks_run_in_stream_order(queued: Run, offered: bool) -> None:
+    queued(ON_HOST + f"""
+for _ in range(3):
+    torch.testing.assert_close(on_host(x, 3).cpu(), expected)
+torch.bp._sleep(300_000_000)
+with_gil = driver.with_gil()
+result, took = timed(lambda: on_host(x, 3))
+assert driver.with_gil() == with_gil
+assert (took < 200) == {offered}, took
+torch.testing.assert_close(result.cpu(), expected)
+assert driver.called("host_callback") == (8 if {offered} else 0)
+assert "out of bounds" in raised(lambda: on_host(x, 70).cpu())
+torch.testing.assert_close(on_host(x, 3).cpu(), expected)
+""", "COPIES EVENTS" + " HOST_CALLBACKS" * offered, QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
+
+
+def test_a_status_of_host_callback_is_an_error(queued: Run) -> None:
+    printed = queued(ON_HOST + """
+on_host(x, 3).cpu()
+driver.answer("host_callback", 7)
+print(raised(lambda: on_host(x, 3).cpu()))
+driver.answer("host_callback", 0)
+torch.testing.assert_close(on_host(x, 3).cpu(), expected)
+""", "COPIES EVENTS HOST_CALLBACKS", QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
+    told = "failed while submitting a host callback: host_callback answered 7"
+    assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {told}\n"
+
+
+# --- other devices
+
+PEERS = "PEER_COPIES CROSS_DEVICE_WAITS"
+TWO = """
+x = torch.arange(1000.0).to("bp:0")
+torch.bp.synchronize(0); torch.bp.synchronize(1)
+"""
+
+
+@pytest.mark.parametrize("hands_over", [f"EVENTS {PEERS}", "EVENTS PEER_COPIES", "EVENTS"])
+def test_copies_between_devices(queued: Run, hands_over: str) -> None:
+    """Without wait_peer_event the host waits for the source; without copy_from_peer bytes pass through the host."""
+    natively, waits = "PEER_COPIES" in hands_over, "CROSS_DEVICE_WAITS" in hands_over
+    queued(TWO + f"""
+x += 1
+torch.bp._sleep(300_000_000)  # bp:0
+x += 1
+y, took = timed(lambda: x.to("bp:1"))
+assert (took < 200) == {waits}, took
+x.zero_()  # behind the copy
+assert torch.equal(y.cpu(), torch.arange(1000.0) + 2)
+assert not x.any()
+assert driver.called("copy_from_peer") == {int(natively)}
+assert driver.called("wait_peer_event") == (2 if {waits} else 0)
+assert torch.bp.can_device_access_peer(0, 1)
+assert torch.equal(x[5:7].to("bp:1").cpu(), torch.zeros(2))
+""", hands_over, QUEUED_C_DEVICES="2")  # fmt: skip
+
+
+@pytest.mark.parametrize("hands_over", ["EVENTS CROSS_DEVICE_WAITS", "EVENTS", ""])
+def test_a_stream_waits_for_an_event_of_another_device(queued: Run, hands_over: str) -> None:
+    """By wait_peer_event; without it on the host; and by the driver's wait_event in Python where events are its own."""
+    waits = hands_over != "EVENTS"
+    queued(TWO + f"""
+event, after = torch.bp.Event(), torch.bp.Event()
+torch.bp._sleep(300_000_000)
+event.record()
+with torch.bp.device(1):
+    _, took = timed(event.wait)
+    after.record()
+assert (took < 200) == {waits}, took
+assert not ({waits} and after.query())
+after.synchronize()
+assert event.query()
+assert driver.called("wait_peer_event") == {int("CROSS" in hands_over)}
+""", hands_over, QUEUED_C_DEVICES="2")  # fmt: skip
+
+
+def test_a_wait_for_another_device_comes_behind_an_unbuilt_kernel(queued: Run) -> None:
+    queued(TWO + """
+import threading
+driver.gate.clear()
+event = torch.bp.Event()
+y = x * 3 + 1
+event.record()
+threading.Timer(0.2, driver.gate.set).start()
+with torch.bp.device(1):
+    event.wait()
+z = y.to("bp:1")
+assert torch.equal(z.cpu(), torch.arange(1000.0) * 3 + 1)
+""", "EVENTS PEER_COPIES CROSS_DEVICE_WAITS", QUEUED_C_DEVICES="2")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "doing"),
+    [
+        ("copy_from_peer", "copying from another device"),
+        ("wait_peer_event", "making a stream wait for an event of another device"),
+    ],
+)
+def test_a_status_of_a_function_for_peers_is_an_error(queued: Run, name: str, doing: str) -> None:
+    printed = queued(TWO + f"""
+driver.answer({name!r}, 7)
+print(raised(lambda: x.to("bp:1")))
+driver.answer({name!r}, 0)
+assert torch.equal(x.to("bp:1").cpu(), torch.arange(1000.0))
+""", "EVENTS PEER_COPIES CROSS_DEVICE_WAITS", QUEUED_C_DEVICES="2")  # fmt: skip
+    assert f"bp:1 (Queued C accelerator) failed while {doing}: {name} answered 7" in printed
+
+
+# --- priorities
+
+def test_a_driver_sees_the_priorities_of_streams(queued: Run) -> None:
+    queued("""
+torch.ones(1, device="bp")
+streams = [torch.bp.Stream(priority=priority) for priority in (0, -1, 5, -7)]
+assert driver.priorities[-4:] == [0, -1, 0, -1] and set(driver.priorities[:-4]) <= {0}, driver.priorities
+assert [stream.priority for stream in streams] == [0, -1, 0, -1]
+assert torch.bp.Stream.priority_range() == (0, -1)
+""", "")
+
+
+# --- other processes
+
+EXPORTER = PREAMBLE + """
+x = torch.arange(1000.0).to("bp")
+event = torch.bp.Event(interprocess=True)
+torch.bp._sleep(1_500_000_000)
+x += 1
+event.record()
+print(_C.export_memory(x[10:]))
+print(event.ipc_handle(), flush=True)
+assert not event.query()
+sys.stdin.readline()
+assert torch.equal(x.cpu(), (torch.arange(1000.0) + 1) * 2), x
+driver.library().unlink_all()
+"""
+
+IMPORTER = PREAMBLE + """
+x = torch.arange(7.0).to("bp")
+memory, handle = eval(sys.stdin.readline()), eval(sys.stdin.readline())
+there = _C.import_memory(0, *memory).view(torch.float32)
+event = torch.bp.Event.from_ipc_handle("bp:0", handle)
+assert not event.query()
+_, took = timed(event.wait)
+assert took < 500, took
+there *= 2
+assert torch.equal(there.cpu(), (torch.arange(1000.0) + 1) * 2), there
+assert event.query()
+there[3:].copy_(there[:-3].clone())
+there.copy_(((torch.arange(1000.0) + 1) * 2).to("bp"))
+torch.bp.synchronize()
+del there
+assert driver.called("close_memory") == 1
+assert x.sum().item() == 21
+print("done")
+"""
+
+
+def test_two_processes_share_memory_and_an_event(tmp_path: Path) -> None:
+    driver_packages.install_queued(tmp_path)
+    settings = os.environ | {
+        "TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": "COPIES EVENTS INTERPROCESS",
+        "PYTHONPATH": driver_packages.python_path(tmp_path),
+    }  # fmt: skip
+    pipe = subprocess.PIPE
+    pipes: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "env": settings}
+    start = [sys.executable, "-c"]
+    with (
+        subprocess.Popen([*start, EXPORTER], **pipes) as exporter,
+        subprocess.Popen([*start, IMPORTER], **pipes) as importer,
+    ):
+        told = exporter.stdout.readline() + exporter.stdout.readline()
+        output, errors = importer.communicate(told, timeout=100)
+        assert (importer.returncode, output) == (0, "done\n"), errors + exporter.communicate("\n")[1]
+        _, errors = exporter.communicate("\n", timeout=100)
+        assert exporter.returncode == 0, errors
+
+
+def test_wrong_use_of_what_processes_share(queued: Run) -> None:
+    printed = queued("""
+x, event = torch.ones(3).to("bp"), torch.bp.Event(interprocess=True)
+handle = event.ipc_handle()  # never recorded: an event of the current device
+assert len(handle) == 64 and event.query() and handle == event.ipc_handle()
+event.record(); event.synchronize()
+same = torch.bp.Event.from_ipc_handle(0, handle)
+same.wait(); same.synchronize()
+print(raised(torch.bp.Event().ipc_handle))
+other = torch.bp.Event(interprocess=True)
+torch.Event.record(other, torch.bp.current_stream())
+print(raised(other.ipc_handle))
+print(raised(lambda: torch.bp.Event(enable_timing=True, interprocess=True)))
+print(raised(lambda: torch.bp.Event.from_ipc_handle(0, b"short")))
+print(raised(lambda: torch.bp.Event.from_ipc_handle(0, b"x" * 64)))
+memory = _C.export_memory(x)
+print(raised(lambda: _C.import_memory(0, memory[0], 1024, 512, 1000)))
+print(raised(lambda: _C.import_memory(0, b"x" * 64, *memory[1:])))
+driver.answer("export_memory", 7)
+print(raised(lambda: _C.export_memory(x)))
+driver.library().unlink_all()
+""", "COPIES EVENTS INTERPROCESS").splitlines()
+    where = "AcceleratorError: bp:0 (Queued C accelerator) failed while"
+    assert printed == [
+        "RuntimeError: ipc_handle() requires an event that was created with interprocess=True",
+        "RuntimeError: this event cannot be shared with other processes: it was first recorded by another method than "
+        "torch.bp.Event.record() or torch.bp.Stream.record_event()",
+        "ValueError: interprocess events do not measure time: enable_timing must be False",
+        "ValueError: a handle has 64 bytes, but got 5",
+        f"{where} importing an event: import_event answered -1",
+        "ValueError: 1000 bytes at offset 512 do not fit in a segment of size 1024",
+        f"{where} importing memory: import_memory answered -1",
+        f"{where} exporting memory: export_memory answered 7",
+    ]
+
+
+def test_what_processes_would_share_without_the_functions(queued: Run) -> None:
+    printed = queued("""
+x = torch.ones(3).to("bp")
+for call in (
+    lambda: torch.bp.Event(interprocess=True), torch.bp.Event().ipc_handle,
+    lambda: torch.bp.Event.from_ipc_handle(0, bytes(64)), lambda: _C.export_memory(x),
+    lambda: _C.import_memory(0, bytes(64), 1024, 0, 12),
+):
+    print(raised(call))
+""", "EVENTS")  # fmt: skip
+    assert printed.count("NotImplementedError") == 5
+    assert printed.count("INTERPROCESS functions") == 5
+
+
+# --- graphs
+
+GRAPH = """
+x, w = torch.randn(6, 5).to("bp"), torch.randn(5, 5).to("bp")
+
+def step():
+    y = torch.nn.functional.dropout(x @ w, 0.4, training=True) + torch.rand(6, 5, device="bp")
+    z = torch.zeros(6, 5, device="bp")
+    z[1:].copy_(y[:-1])
+    return y.softmax(1) + z
+
+def captured(function):
+    function()
+    torch.bp.synchronize()
+    graph = torch.bp.Graph()
+    with torch.bp.graph(graph):
+        result = function()
+    return graph, result
+graph, result = captured(step)
+
+def check(times=3):
+    torch.manual_seed(1)
+    right = [step().cpu() for _ in range(times)]
+    torch.manual_seed(1)
+    for one in right:
+        graph.replay()
+        assert torch.equal(result.cpu(), one)
+    return right
+"""
+OFFERED = "COPIES EVENTS HOST_CALLBACKS GRAPHS"
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_graph_is_replayed_in_one_call(queued: Run, offered: bool) -> None:
+    queued(GRAPH + f"""
+import ctypes
+right = check()
+assert not torch.equal(right[0], right[1])  # other random numbers
+x.copy_(torch.randn(6, 5))
+check()
+names = ("graph_create", "graph_update", "graph_launch", "graph_destroy")
+assert [driver.called(name) for name in names] == ([1, 6, 6, 0] if {offered} else [0] * 4)
+assert (ctypes.c_uint64.in_dll(driver.library(), "edges").value > 0) == {offered}
+before, with_gil = driver.called("launch"), driver.with_gil()
+graph.replay()
+assert (driver.called("launch") == before) == {offered}
+assert not {offered} or driver.with_gil() == with_gil
+graph.reset()
+assert driver.called("graph_destroy") == int({offered})
+""", OFFERED if offered else "COPIES EVENTS")  # fmt: skip
+
+
+def test_a_graph_without_random_numbers_is_not_updated(queued: Run) -> None:
+    queued(GRAPH + """
+graph, result = captured(lambda: (x * 2 + 1).softmax(1))
+before = driver.called("graph_update")
+for _ in range(3):
+    graph.replay()
+    torch.testing.assert_close(result.cpu(), (x.cpu() * 2 + 1).softmax(1))
+assert driver.called("graph_update") == before
+""", OFFERED)
+
+
+def test_a_graph_whose_update_is_refused_is_made_again(queued: Run) -> None:
+    queued(GRAPH + """
+import ctypes
+ctypes.c_int.in_dll(driver.library(), "refuses_updates").value = 1
+check()
+assert [driver.called(f"graph_{name}") for name in ("create", "update", "launch", "destroy")] == [4, 3, 3, 3]
+""", OFFERED)
+
+
+def test_a_graph_is_replayed_on_streams_and_in_threads(queued: Run) -> None:
+    queued(GRAPH + """
+import threading
+graph, result = captured(lambda: x.add_(1))
+x.zero_()
+streams = [torch.bp.Stream() for _ in range(3)]
+torch.bp.synchronize()
+def replays(stream):
+    with stream:
+        for _ in range(50):
+            graph.replay()
+            stream.synchronize()
+for stream in streams:
+    replays(stream)
+assert torch.equal(x.cpu(), torch.full((6, 5), 150.0))
+torch.bp._sleep(100_000_000)
+graph.replay()
+assert not torch.bp.current_stream().query()
+assert torch.equal(x.cpu(), torch.full((6, 5), 151.0))
+threads = [threading.Thread(target=replays, args=(stream,)) for stream in streams]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""", OFFERED)
+
+
+@pytest.mark.parametrize("hands_over", [OFFERED, "COPIES EVENTS GRAPHS", "COPIES EVENTS"])
+def test_host_callbacks_in_a_graph(queued: Run, hands_over: str) -> None:
+    """A launcher without host callbacks has them in no graph."""
+    queued(ON_HOST + f"""
+on_host(x, 3); torch.bp.synchronize()
+graphs, results = [], []
+for row in (3, 70):
+    graph = torch.bp.Graph()
+    with torch.bp.graph(graph):
+        results.append(on_host(x, row))
+    graphs.append(graph)
+for _ in range(2):
+    with torch.bp.Stream() as stream:
+        graphs[0].replay()
+        stream.synchronize()
+        torch.testing.assert_close(results[0].cpu(), expected)
+        graphs[1].replay()
+        assert "out of bounds" in raised(stream.synchronize)
+assert driver.called("graph_launch") == (4 if {hands_over == OFFERED} else 0)
+del graph, graphs
+""", hands_over, QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
+
+
+def test_commands_that_the_launcher_does_not_know_are_replayed_one_by_one(queued: Run) -> None:
+    queued(GRAPH + """
+LIBRARY = torch.library.Library("backplane_optional_groups", "FRAGMENT")
+LIBRARY.define("axpy(Tensor y, Tensor x) -> Tensor")
+axpy = QueueFunction("axpy", driver.library().axpy, "output", "output", "input", torch.float32, torch.int64)
+@operator("backplane_optional_groups::axpy", variants=False)
+def planner(call: Call, y, x):
+    result = y * 2
+    axpy(result, torch.empty_like(result), x, 3.0, result.numel())
+    return result
+before = driver.called("graph_create")
+graph, result = captured(lambda: torch.ops.backplane_optional_groups.axpy(x, x))
+graph.replay()
+torch.testing.assert_close(result.cpu(), x.cpu() * 5)
+host = torch.zeros(6, 5).pin_memory()
+graph, result = captured(lambda: host.copy_(x, non_blocking=True))
+graph.replay(); torch.bp.synchronize()
+assert torch.equal(host, x.cpu())
+assert driver.called("graph_create") == before
+""", OFFERED)
+
+
+def test_a_status_of_a_graphs_function_is_an_error(queued: Run) -> None:
+    printed = queued(GRAPH + """
+calls = {"graph_update": graph.replay, "graph_launch": graph.replay, "graph_create": lambda: captured(step)}
+for name, call in calls.items():
+    driver.answer(name, 7)
+    print(raised(call))
+    driver.answer(name, 0)
+check()
+""", OFFERED)  # fmt: skip
+    assert printed.splitlines() == [
+        f"AcceleratorError: bp:0 (Queued C accelerator) failed while {doing} a graph: graph_{name} answered 7"
+        for name, doing in (("update", "launching"), ("launch", "launching"), ("create", "creating"))
+    ]
+
+
+def test_a_profile_sees_each_command_of_a_graph(queued: Run) -> None:
+    queued(GRAPH + """
+launches = driver.called("graph_launch")
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]):
+    graph.replay()
+assert driver.called("graph_launch") == launches
+check()
+""", OFFERED)  # fmt: skip
+
+
+# --- wrong drivers
+
+@pytest.mark.parametrize(
+    ("hands_over", "without", "message"),
+    [
+        ("EVENTS INTERPROCESS", "import_event", "memory and events of other processes also need import_event"),
+        ("GRAPHS", "graph_update", "NativeLauncher.functions has graph_create, graph_launch, graph_destroy; graphs "
+         "also need graph_update"),
+        ("CROSS_DEVICE_WAITS", "", "has wait_peer_event; waits for events of another device also need the "
+         "functions of events: create_event, destroy_event, "),
+        ("INTERPROCESS", "", "import_event; memory and events of other processes also need the functions of "
+         "events"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_forgets_functions_is_skipped(queued: Run, hands_over: str, without: str, message: str) -> None:
+    code = "print(torch.bp.device_count())"
+    printed = queued(code, hands_over, QUEUED_C_WITHOUT=without)
+    assert printed.startswith("0\n")
+    assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("group", "method", "purpose"),
+    [
+        ("PEER_COPIES", "can_access_peer", "copies from another device"),
+        ("CROSS_DEVICE_WAITS", "can_wait_for_peer", "waits for events of another device"),
+    ],
+)
+def test_a_driver_that_has_functions_for_peers_names_them(
+    tmp_path: Path, group: str, method: str, purpose: str
+) -> None:
+    driver_packages.install_queued(tmp_path)
+    source = (paths.SUPPORT / "queued_c_driver.py").read_text(encoding="utf-8")
+    (tmp_path / "driver_queued_module.py").write_text(f"{source}\ndel QueuedDevice.{method}\n")
+    settings = {"TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": f"EVENTS {group}"}
+    result = forked.run("import torch; print(torch.bp.device_count())", tmp_path, **settings)
+    assert result.stdout == "0\n"
+    text = f"QueuedDevice.native_launcher has functions for {purpose}, but there is no {method}()"
+    assert text in result.stderr

@@ -1,0 +1,48 @@
+"""The list of what does not run on OpenCL devices names what there is; without such devices a run says so, or fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import on_opencl
+import paths
+import pytest
+
+
+def test_the_list_names_files_folders_and_tests_that_exist() -> None:
+    files = {path.name: path for path in paths.TESTS.rglob("test_*.py")}
+    assert set(on_opencl.FILES) <= set(files)
+    assert [name for name in on_opencl.FOLDERS if not (paths.TESTS / name).is_dir()] == []
+    for name in [*on_opencl.TESTS, *on_opencl.LATE_TESTS]:
+        file, _, function = name.partition("[")[0].partition("::")
+        assert f"def {function}(" in files[file].read_text(encoding="utf-8"), name
+        assert file not in on_opencl.FILES, name
+
+
+@pytest.mark.parametrize(("required", "status"), [("", 0), ("1", 1)])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on", "opencl", "accelerator/test_seeds.py"], "NO TEST RUNS ON OPENCL: there is no device"),
+        (["project/test_docs.py", "-k", "python_of_kernels"], "without OpenCL: needs an OpenCL device"),
+    ],
+    ids=["--on opencl", "one test"],
+)
+def test_a_run_without_opencl_is_loud_and_fails_where_it_is_required(
+    options: list[str], said: str, required: str, status: int, tmp_path: Path
+) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options],
+        cwd=paths.TESTS,
+        env={**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "REQUIRE_OPENCL": required},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == status, finished.stdout + finished.stderr
+    assert said in finished.stdout + finished.stderr
+    summary = "1 tests have not run, as there is no OpenCL device. REQUIRE_OPENCL=1 makes that a failure."
+    assert (summary in finished.stdout) == (status == 0 and options[0] == "project/test_docs.py")

@@ -1,0 +1,165 @@
+"""What became of every public name of torch.cuda in torch.bp.
+
+Kinds: «same» (same name and signature), «renamed», «refused» (same name and signature, raises NotImplementedError with
+the reason), «absent». A name of a submodule is written with a dot ("nvtx.mark"); "nvtx.*" speaks for all of one, and
+where neither is listed, "memory.empty_cache" is what "empty_cache" is.
+
+`python tests/support/cuda_parity.py` prints the sentence for docs/torch-bp.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import types
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+
+class Verdict(NamedTuple):
+    kind: str  # same, renamed, refused or absent
+    note: str = ""  # renamed: the new name; refused and absent: the reason
+
+
+_LEGACY_DTYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+
+SAME = """
+    AcceleratorError ComplexDoubleStorage ComplexFloatStorage Event ExternalStream MemPool OutOfMemoryError Stream
+    StreamContext amp amp.GradScaler amp.amp_definitely_not_available amp.autocast amp.custom_bwd amp.custom_fwd
+    caching_allocator_alloc caching_allocator_delete caching_allocator_disabled caching_allocator_enable
+    can_device_access_peer change_current_allocator current_device current_stream default_generators default_stream
+    device device_count device_memory_used device_of empty_cache
+    get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
+    get_rng_state get_rng_state_all get_stream_from_external get_sync_debug_mode graph graph_pool_handle graphs
+    host_memory_stats host_memory_stats_as_nested_dict init
+    initial_seed is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
+    make_graphed_callables manual_seed manual_seed_all
+    max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
+    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary nvtx nvtx.mark nvtx.range
+    nvtx.range_end nvtx.range_pop nvtx.range_push nvtx.range_start random
+    reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
+    reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams
+    synchronize tunable use_mem_pool
+""".split()  # noqa: SIM905 - eighty quoted names would be harder to read
+SAME += """
+    tunable.enable tunable.get_filename tunable.get_max_tuning_duration tunable.get_max_tuning_iterations
+    tunable.get_results tunable.get_rotating_buffer_size tunable.get_validators tunable.is_enabled
+    tunable.mgpu_tune_gemm_in_file tunable.read_file tunable.record_untuned_enable tunable.record_untuned_is_enabled
+    tunable.set_filename tunable.set_max_tuning_duration tunable.set_max_tuning_iterations
+    tunable.set_numerical_check_tolerances tunable.set_rotating_buffer_size tunable.tune_gemm_in_file
+    tunable.tuning_enable tunable.tuning_is_enabled
+""".split()  # noqa: SIM905
+SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
+
+RENAMED = {
+    "CUDAGraph": "Graph",
+    "CUDAPluggableAllocator": "PluggableAllocator",
+    "DeferredCudaCallError": "DeferredBpCallError",
+}
+
+REFUSED = {
+    "clock_rate": "drivers cannot tell",
+    "ipc_collect": "bp tensors cannot be shared between processes",
+    "list_gpu_processes": "drivers see only their own process",
+    "memory_usage": "drivers cannot tell",
+    "power_draw": "drivers cannot tell",
+    "temperature": "drivers cannot tell",
+    "utilization": "drivers cannot tell",
+}
+
+_SPARSE = "bp tensors are strided"
+_ARCHITECTURES = "kernels are compiled for the device at hand, not for a list of architectures"
+_CUDA_TYPES = "an annotation of torch.cuda's own code"
+_CUDA_LIBRARY = "a handle of CUDA's libraries"
+_CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Python exceptions"
+_GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
+
+ABSENT = {
+    "CudaError": _CUDA_RUNTIME,
+    "DEVICE_REQUIREMENT": _ARCHITECTURES,
+    "Device": _CUDA_TYPES,
+    "GreenContext": _GREEN_CONTEXTS,
+    "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
+    **{f"amp.{name}": "torch.bp.amp is one file" for name in ("autocast_mode", "common", "grad_scaler")},
+    "check_error": _CUDA_RUNTIME,
+    "comm": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
+    "comm.*": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
+    "cudaStatus": _CUDA_RUNTIME,
+    "cudart": _CUDA_RUNTIME,
+    "current_blas_handle": _CUDA_LIBRARY,
+    "current_solver_handle": _CUDA_LIBRARY,
+    "gds": "GPUDirect Storage is a feature of CUDA",
+    "gds.*": "GPUDirect Storage is a feature of CUDA",
+    "get_arch_list": _ARCHITECTURES,
+    "get_gencode_flags": _ARCHITECTURES,
+    "green_contexts": _GREEN_CONTEXTS,
+    "green_contexts.*": _GREEN_CONTEXTS,
+    "has_half": "always True there; torch.bp.get_device_properties().dtypes tells for each device",
+    "has_magma": "MAGMA is a library for CUDA",
+    "jiterator": "kernels written in CUDA C++",
+    "jiterator.*": "kernels written in CUDA C++",
+    "nccl": "NCCL is a library for CUDA",
+    "nccl.*": "NCCL is a library for CUDA",
+    "profiler": "switches NVIDIA's profilers; torch.profiler has what bp does",
+    "profiler.*": "switches NVIDIA's profilers; torch.profiler has what bp does",
+    "sparse": _SPARSE,
+    "sparse.*": _SPARSE,
+}
+
+TABLE = (
+    {name: Verdict("same") for name in SAME}
+    | {name: Verdict("renamed", new) for name, new in RENAMED.items()}
+    | {name: Verdict("refused", reason) for name, reason in REFUSED.items()}
+    | {name: Verdict("absent", reason) for name, reason in ABSENT.items()}
+)
+
+
+def verdict(name: str) -> Verdict | None:
+    """What the table says of a name of torch.cuda, such as "Stream" or "nvtx.mark"; None: nothing."""
+    module, _, plain = name.rpartition(".")
+    return TABLE.get(name) or TABLE.get(f"{module}.*") or TABLE.get(plain)
+
+
+def names_of(module: types.ModuleType) -> set[str]:
+    """The public names of torch.cuda or a submodule, without what it merely imports from elsewhere."""
+    names = set(getattr(module, "__all__", ()))
+    for name in dir(module):
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            own = value.__name__.startswith("torch.cuda.")
+        else:
+            # Constants have no home; "torch" is that of the exceptions, "types" that of an annotation's union.
+            home = getattr(value, "__module__", None) or module.__name__
+            own = home.startswith(module.__name__) or (home in ("torch", "types") and value is not torch.Tensor)
+        if own and not name.startswith("_") and name != "TYPE_CHECKING":
+            names.add(name)
+    return names
+
+
+def cuda_names() -> list[str]:
+    """Every public name of torch.cuda, those of its submodules with a dot, sorted."""
+    names = names_of(torch.cuda)
+    for info in pkgutil.iter_modules(torch.cuda.__path__):
+        if not info.name.startswith("_"):
+            submodule = importlib.import_module(f"torch.cuda.{info.name}")
+            names |= {info.name} | {f"{info.name}.{name}" for name in names_of(submodule)}
+    return sorted(names)
+
+
+def sentence() -> str:
+    """The sentence of docs/torch-bp.md about the table."""
+    verdicts = [verdict(name) for name in cuda_names()]
+    counts = Counter(found.kind for found in verdicts if found)
+    return (
+        f"Of torch.cuda's {len(verdicts)} public names (submodules included), torch.bp has {counts['same']} with the "
+        f"same signature and {counts['renamed']} under another name; {counts['refused']} exist and raise "
+        f"NotImplementedError with the reason; {counts['absent']} are absent, each for a reason that "
+        "`tests/support/cuda_parity.py` gives."
+    )
+
+
+if __name__ == "__main__":
+    print(sentence())
