@@ -10,7 +10,7 @@
 namespace backplane {
 namespace {
 
-// The functions as docs/write-a-driver.md declares them. `queue`, `kernel` and `memory` are results of the driver's
+// The functions as docs/driver-contract.md declares them. `queue`, `kernel` and `memory` are results of the driver's
 // native_… methods. Each function returns 0, or a status that the driver's native_error() converts to an exception.
 using Launch = int (*)(
     void* queue,

@@ -1,5 +1,5 @@
 // The launcher of a driver that implements it as C functions (api "c" in torch_backplane.drivers.base.NATIVE_APIS;
-// docs/write-a-driver.md declares them).
+// docs/driver-contract.md declares them).
 #pragma once
 
 #include "drivers/native_launcher.h"

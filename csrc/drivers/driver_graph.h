@@ -11,7 +11,7 @@
 
 namespace backplane {
 
-// command_t in docs/write-a-driver.md.
+// command_t in docs/driver-contract.md.
 struct CCommand {
   enum Kind : uint64_t { Launch, Copy, Fill, HostCallback };
 

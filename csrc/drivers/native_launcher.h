@@ -30,7 +30,7 @@ struct LaunchArgument {
   uint32_t bytes;
 };
 
-// The same for C launchers and library functions: argument_t in docs/write-a-driver.md.
+// The same for C launchers and library functions: argument_t in docs/driver-contract.md.
 struct CArgument {
   void* memory;
   uint64_t offset;

@@ -18,7 +18,7 @@ Interprocess& interprocess_of(c10::DeviceIndex index) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       found != nullptr, "bp:", static_cast<int>(index), " (", owner.properties().name,
       ") shares neither memory nor events between processes: its driver's launcher has no INTERPROCESS functions "
-      "(docs/write-a-driver.md)");
+      "(docs/driver-contract.md)");
   return *found;
 }
 

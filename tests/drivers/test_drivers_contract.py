@@ -299,20 +299,49 @@ assert y.tolist() == [2, 3, 4, 5]
     assert succeeds(run(code, source)) == "copy_from_peer True\n"
 
 
-def test_the_driver_in_the_documentation_works(run: Run) -> None:
-    page = (paths.DOCS / "write-a-driver.md").read_text()
-    (source,) = re.findall(r"```python\n(# my_driver.py\n.*?)```", page, re.DOTALL)
+PAGE = (paths.DOCS / "write-a-driver.md").read_text()
+PARTS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(DOCUMENTED,) = [part for part in PARTS if part.startswith("# my_driver.py\n")]
+
+
+@pytest.mark.parametrize("part", ["", "def copy("])
+def test_the_driver_in_the_documentation_works(run: Run, part: str) -> None:
+    source = DOCUMENTED
+    if part:  # methods that the page adds
+        (methods,) = [one for one in PARTS if part in one]
+        source += f"\nclass More(MyDevice):\n{methods}\nMyDriver.devices = lambda self: [More()]\n"
     code = """
 import torch
 model = torch.nn.Linear(3, 2).to("bp")
 model(torch.randn(5, 3, device="bp")).sum().backward()
 assert model.weight.grad.device == torch.device("bp:0")
+assert torch.zeros(3, device="bp").clone().tolist() == [0, 0, 0]
 try:
     torch.zeros(3, dtype=torch.float64, device="bp")
 except TypeError as error:
     print(error)
 """
     assert succeeds(run(code, source, "MyDriver")).startswith("bp:0 (My accelerator) does not support Double; ")
+
+
+def test_the_asynchronous_driver_in_the_documentation_works(run: Run) -> None:
+    (queues,) = [part for part in PARTS if "(MyDevice)" in part]
+    source = f"{DOCUMENTED}\n{queues}\nMyDriver.devices = lambda self: [MyAsynchronousDevice()]\n"
+    code = """
+import torch
+x = torch.arange(6.0).to("bp")
+stream = torch.Stream("bp")
+start, end = torch.Event("bp", enable_timing=True), torch.Event("bp", enable_timing=True)
+start.record()
+with stream:
+    stream.wait_event(start)
+    y = (x * 2).cumsum(0)
+    end.record()
+end.synchronize()
+assert end.query() and start.elapsed_time(end) > 0
+assert y.tolist() == [0, 2, 6, 12, 20, 30]
+"""
+    succeeds(run(code, source, "MyDriver"))
 
 
 # --- host-accessible memory --------------------------------------------------------------------------------------

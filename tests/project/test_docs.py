@@ -23,6 +23,7 @@ import typer
 
 from torch_backplane import cli, drivers, kernels, settings
 from torch_backplane.conformance import numbers, report
+from torch_backplane.drivers import base
 from torch_backplane.drivers.base import NATIVE_GROUPS
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS, check_routine
 from torch_backplane.drivers.libraries import FAMILIES
@@ -37,6 +38,10 @@ def blocks(page: str, language: str) -> list[str]:
     found = re.findall(rf"```{language}\n(.*?)```", TEXTS[page], re.DOTALL)
     assert found, f"{page} has no {language} left"
     return found
+
+
+def one_line(page: str) -> str:
+    return " ".join(TEXTS[page].split())
 
 
 def prose(page: str) -> str:
@@ -66,11 +71,13 @@ def test_every_block_of_code_has_a_test() -> None:
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
         **{page: {"python"} for page in PROGRAMS},
+        "driver-contract.md": {"python", "c"},
         "graphs.md": {"python"},
         "kernels.md": {"python"},
         "profiling.md": {"python"},
+        "testing.md": {"sh"},
         "tuning.md": {"python", "sh"},
-        "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
+        "write-a-driver.md": {"python", "toml"},  # the drivers themselves: test_drivers_contract.py
         "write-an-operator.md": {"python", "sh", "c"},
     }
 
@@ -124,6 +131,13 @@ def test_the_snapshot_of_memory_is_plotted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("opencl")
+@pytest.mark.parametrize("command", "".join(blocks("testing.md", "sh")).splitlines())
+def test_the_commands_of_testing_find_tests(command: str) -> None:
+    assert command.startswith(".venv/bin/python ")
+    run(["bash", "-c", command.removeprefix(".venv/bin/") + " --collect-only -p no:cacheprovider"])
+
+
+@pytest.mark.usefixtures("opencl")
 def test_the_python_of_graphs_runs() -> None:
     (program,) = blocks("graphs.md", "python")
     printed = [float(line) for line in run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl").split()]
@@ -155,7 +169,7 @@ def test_what_tuning_says_runs(tmp_path: Path) -> None:
 
 def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
     (part,) = blocks("write-an-operator.md", "c")
-    launcher = blocks("write-a-driver.md", "c")[0]
+    launcher = blocks("driver-contract.md", "c")[0]
     declared = re.compile(r"\{(.*?)\} argument_t;", re.DOTALL)
     (ours,), (theirs,) = (declared.findall(re.sub("//.*", "", one)) for one in (part, launcher))
     assert ours.split() == theirs.split()
@@ -182,9 +196,9 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     whole, session, *parts = blocks("write-a-driver.md", "python")
     assert whole.startswith("# my_driver.py")
     assert session.startswith(">>> ")
-    (dialect,) = [part for part in parts if "(Dialect)" in part]  # has a test of its own
-    (library,) = [part for part in parts if "Library(" in part]  # likewise
-    parts = [part for part in parts if part not in (dialect, library)]
+    for tested in ("(Dialect)", "Library(", "(MyDevice)"):  # each by a test of its own
+        (part,) = [part for part in parts if tested in part]
+        parts.remove(part)
     assert len(parts) == 4
     for part in parts:
         for node in ast.walk(ast.parse(textwrap.dedent(part))):
@@ -198,12 +212,12 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     assert f'[project.entry-points."{drivers.ENTRY_POINT_GROUP}"]' in toml
 
 
-def test_the_target_of_write_a_driver_and_its_table() -> None:
+def test_the_target_of_write_a_driver_and_the_table_of_figures() -> None:
     (part,) = [block for block in blocks("write-a-driver.md", "python") if "target=Target(" in block]
     said: dict[str, Any] = {"DeviceProperties": drivers.DeviceProperties, "torch": torch}
     exec(part, said)
     assert said["properties"].target.max_group_size == 1024
-    (table,) = re.findall(r"^\| figure of `Target` .*?\n\n", TEXTS["write-a-driver.md"], re.DOTALL | re.MULTILINE)
+    (table,) = re.findall(r"^\| figure of `Target` .*?\n\n", TEXTS["driver-contract.md"], re.DOTALL | re.MULTILINE)
     named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert {*named, "compute_units"} == {one.name for one in fields(Target)}
     assert len(named) == len(set(named))
@@ -219,7 +233,7 @@ def test_the_library_of_write_a_driver_and_the_arguments_of_families() -> None:
     asked = [getattr(library.routines["matmul"], name) for name in ("guard", "workspace", "cost")]
     assert [one(torch.float32, **sizes) for one in asked] == [None, 3 * 2 * 4, 200]
     assert library.explain(7) == "no memory"
-    (table,) = re.findall(r"^\| family \| memory .*?\n\n", TEXTS["write-a-driver.md"], re.DOTALL | re.MULTILINE)
+    (table,) = re.findall(r"^\| family \| memory .*?\n\n", TEXTS["driver-contract.md"], re.DOTALL | re.MULTILINE)
     rows = [[re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:-1]] for row in table.strip().splitlines()[2:]]
     settled = {family: one for family, one in FAMILIES.items() if one.memory}
     assert [(*row[0], *map(tuple, row[1:])) for row in rows[:-1]] == [(name, *one[1:]) for name, one in settled.items()]
@@ -227,7 +241,7 @@ def test_the_library_of_write_a_driver_and_the_arguments_of_families() -> None:
 
 
 def test_kernels_names_the_targets_that_ship() -> None:
-    (sentence,) = re.findall(r"the name of one that ships, (.*?)\. A file", TEXTS["kernels.md"], re.DOTALL)
+    (sentence,) = re.findall(r"the name\s+of\s+one\s+that\s+ships: (.*?)\. A\s+file", TEXTS["kernels.md"], re.DOTALL)
     assert re.findall(r"`([\w-]+)`", sentence) == list(modelled.SHIPPED)
 
 
@@ -244,16 +258,16 @@ def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
     assert f"`MissingOperation: aten::lgamma: {raised.value}`" in TEXTS["write-a-driver.md"].replace("\n", " ")
 
 
-def test_the_contracting_dialect_of_write_a_driver() -> None:
-    (part,) = [block for block in blocks("write-a-driver.md", "python") if "(CudaCpp)" in block]
+def test_the_contracting_dialect_of_the_driver_contract() -> None:
+    (part,) = blocks("driver-contract.md", "python")
     said: dict[str, Any] = {}
     exec(part, said)
     assert "--fmad=true" in said["ContractingCudaCpp"]().compile_options
-    assert "`CudaCpp(target).compile_options` has `--fmad=true`" in TEXTS["write-a-driver.md"]
+    assert "`CudaCpp(target).compile_options` has `--fmad=true`" in one_line("driver-contract.md")
 
 
-def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
-    part = "\n".join(blocks("write-a-driver.md", "c"))
+def test_the_launcher_of_the_driver_contract_is_c(tmp_path: Path) -> None:
+    part = "\n".join(blocks("driver-contract.md", "c"))
     names = (*drivers.NATIVE_APIS["c"], *(name for group in NATIVE_GROUPS["c"].values() for name in group))
     assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == names
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -383,13 +397,18 @@ def test_options_without_effect_are_those_that_warn() -> None:
     assert warned == named
 
 
-def test_write_a_driver_names_the_whole_contract() -> None:
-    page = TEXTS["write-a-driver.md"]
+def test_the_driver_contract_is_whole() -> None:
+    page = TEXTS["driver-contract.md"]
     methods = {name for name in vars(drivers.Device) if not name.startswith("_")}
     named = methods | {field.name for field in fields(drivers.DeviceProperties)}
     assert {name for name in named if not re.search(rf"`[^`\n]*\b{name}\b|\bdef {name}\b", page)} == set()
-    (asynchronous,) = re.findall(r"overrides all of (.*?); with only some", page, re.DOTALL)
+    (asynchronous,) = re.findall(r"overrides all of (.*?); with only some", one_line("driver-contract.md"))
     assert set(re.findall(r"`(\w+)`", asynchronous)) == set(ASYNCHRONOUS_METHODS)
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", page, re.MULTILINE)
+    groups = {getattr(base, name): tuple(re.findall(r"`(\w+)`", functions)) for name, functions in rows}
+    assert groups == NATIVE_GROUPS["c"]
+    of_opencl = [drivers.NATIVE_APIS["opencl"], *NATIVE_GROUPS["opencl"].values(), base.NATIVE_EXTRAS["opencl"]]
+    assert {name for names in of_opencl for name in names} <= set(re.findall(r"`(cl\w+)`", page))
 
 
 def test_torch_bp_names_every_property_of_a_device() -> None:
@@ -421,15 +440,15 @@ def test_numbers_are_those_of_the_code() -> None:
     cpu = Target.of_kind("cpu")
     for page, phrase in (
         ("kernels.md", f"has {limits.shortest} elements or more ({cpu.row_limits.shortest} on CPUs)"),
-        ("kernels.md", f"on GPUs, more than {limits.most:,} of them"),
-        ("kernels.md", f"in groups of {cpu.element_group_size},"),
+        ("kernels.md", f"on GPUs, more than {limits.most:,}"),
+        ("kernels.md", f"in groups of {cpu.element_group_size}."),
         ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
         ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),
         ("architecture.md", f"among the {MOST_KERNELS:,} that were used last"),
     ):
-        assert phrase in TEXTS[page]
+        assert phrase in one_line(page)
     assert len(numbers.DTYPES) == 11  # conformance.md: "in eleven dtypes"
     cache = (paths.ROOT / "csrc" / "plans" / "plan_cache.cpp").read_text(encoding="utf-8")
     most = {name: int(number) for name, number in re.findall(r"kMost(\w+) = (\d+);", cache)}
-    assert f"keeps the {most['Plans']:,} plans and the {most['Classes']:,} classes" in TEXTS["architecture.md"]
-    assert f"up to {most['DynamicShapePlans']} plans of a class" in TEXTS["architecture.md"]
+    assert f"keeps the {most['Plans']:,} plans and the {most['Classes']:,} classes" in one_line("architecture.md")
+    assert f"up to {most['DynamicShapePlans']} plans of a class" in one_line("architecture.md")

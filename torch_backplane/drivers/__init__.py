@@ -2,7 +2,7 @@
 
 `base` is the contract that a driver implements, and `libraries` the part of it for libraries such as BLAS. `discovery`
 finds the installed drivers and numbers their devices. `host` and `opencl` are Backplane's own drivers.
-`docs/write-a-driver.md` shows how to write a driver.
+`docs/write-a-driver.md` shows how to write a driver, and `docs/driver-contract.md` is the reference.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class LaunchAttributes:
 
 
 # The APIs that the runtime can call directly, with the functions that each requires. "c" is a launcher that the driver
-# implements as C functions; docs/write-a-driver.md declares them.
+# implements as C functions; docs/driver-contract.md declares them.
 NATIVE_APIS = {
     "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
     "c": ("launch", "copy", "fill", "flush"),

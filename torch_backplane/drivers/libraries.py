@@ -29,7 +29,7 @@ class Family(NamedTuple):
     integers: tuple[str, ...] = ()
 
 
-# docs/write-a-driver.md documents the arguments. Families without arguments are reserved: no planner calls them, and
+# docs/driver-contract.md documents the arguments. Families without arguments are reserved: no planner calls them, and
 # their arguments are not defined yet.
 FAMILIES: Mapping[str, Family] = {
     "matmul": Family(

@@ -35,7 +35,7 @@ namespace {  // everything is one translation unit, and a process can load the l
 
 constexpr uint64_t kLocal = 1, kGlobal = 2;  // flags of a barrier: CLK_LOCAL_MEM_FENCE, CLK_GLOBAL_MEM_FENCE
 
-struct Argument {  // device memory at an offset, or `bytes` of a number at `data`; see docs/write-a-driver.md
+struct Argument {  // device memory at an offset, or `bytes` of a number at `data`; see docs/driver-contract.md
   char* memory;
   uint64_t offset;
   void* data;

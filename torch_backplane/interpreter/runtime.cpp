@@ -256,7 +256,7 @@ uint64_t interpreter_image(void* function) {
   return dladdr(function, &info) != 0 ? reinterpret_cast<uint64_t>(info.dli_fbase) : 0;
 }
 
-// --- the native launcher (API "c", see docs/write-a-driver.md) -------------------------------------------------------
+// --- the native launcher (API "c", see docs/driver-contract.md) ------------------------------------------------------
 
 int interpreter_launch(
     void*, const Kernel* kernel, const uint64_t* items, const uint64_t* of_group, const Argument* given, uint64_t count) {

@@ -68,7 +68,7 @@ T number(const CArgument& argument) {
   return *static_cast<const T*>(argument.data);
 }
 
-// The arguments of the family matmul (docs/write-a-driver.md).
+// The arguments of the family matmul (docs/driver-contract.md).
 template <typename T>
 int product(void* queue, const CArgument* arguments, uint64_t count) {
   const CArgument &c = arguments[0], &a = arguments[1], &b = arguments[2];

@@ -259,7 +259,7 @@ class Whole {
   void* const queue_;
 };
 
-// The arguments of the family fft (docs/write-a-driver.md).
+// The arguments of the family fft (docs/driver-contract.md).
 template <typename T>
 int transform(void* queue, const CArgument* arguments, uint64_t count) {
   const auto integer = [arguments](int index) { return *static_cast<const int64_t*>(arguments[2 + index].data); };
