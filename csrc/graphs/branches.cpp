@@ -6,7 +6,7 @@
 namespace backplane {
 namespace {
 
-// Weights, measured on PoCL (docs/measurements.md). Waiting for another queue costs as much as kWeightOfWait small
+// Weights, measured on PoCL. Waiting for another queue costs as much as kWeightOfWait small
 // kernels. A launch counts as one small kernel per kItems work items, at most kMostWeight. Other commands usually take
 // longer, and count as kMostWeight.
 constexpr size_t kWeightOfWait = 12;
