@@ -31,7 +31,7 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint bench conformance ops audit clean FORCE
+	fuzz asan tsan lint docs bench conformance ops audit clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,26 +112,42 @@ fuzz: $(ready) ## run random programs on a device and compare with the CPU; find
 soak: $(ready) ## four threads on four devices train, generate, capture, fail, fork and are interrupted, for SECONDS
 	$(python) tests/soak.py --seconds $(SECONDS) $(driver_option) $(ARGS)
 
-lint: $(ready) ## ruff and mypy
+# The API of users and driver authors: every public name has a docstring.
+documented := torch_backplane/__init__.py torch_backplane/accelerator torch_backplane/backends.py torch_backplane/plans.py \
+	torch_backplane/drivers/base.py torch_backplane/drivers/libraries.py torch_backplane/testing \
+	torch_backplane/elementwise_functions.py torch_backplane/kernels/functions.py
+
+lint: $(ready) ## check style, types, formatting, spelling, prose and generated pages
 	$(python) -m ruff check .
+	$(python) -m ruff check --select D --ignore D105,D107,D417 --config 'lint.pydocstyle.convention="google"' $(documented)
 	$(python) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(VENV)/bin/codespell $$(git ls-files)
+	$(python) tools/prose.py
+	$(python) -W ignore tools/pages.py --check
 
-bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and its history, a model that writes text, graphs, profiles
-	$(python) benchmarks/import_time.py
-	$(python) benchmarks/overhead.py $(driver_option)
-	$(python) benchmarks/events.py $(driver_option)
-	$(python) benchmarks/dynamic.py $(driver_option)
-	$(python) benchmarks/kernels.py $(driver_option)
-	for one in matmul convolution attention rnn training; do $(python) benchmarks/$$one.py $(driver_option) || exit 1; done
-	$(python) benchmarks/allocator.py $(driver_option)
-	$(python) benchmarks/memory_history.py $(driver_option)
+docs: $(ready) ## build the documentation in build/site
+	$(python) -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
+	$(python) -W ignore tools/pages.py
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
+
+# Runs a command that prints JSON, and stores its output in results/$(1)-<driver>.json.
+bench_driver := $(or $(DRIVER),opencl)
+record = $(python) -W ignore tools/record.py $(1)-$(bench_driver) -- $(python) -W ignore
+
+bench: $(ready) ## run the benchmarks, and write results/ and docs/benchmarks.md (an hour on 2 cores; DRIVER is opencl by default)
+	for one in overhead dynamic kernels matmul convolution attention rnn training events allocator memory_history graphs profiling; do \
+		$(call record,$$one) benchmarks/$$one.py --driver $(bench_driver) --json || exit 1; \
+	done
+	$(call record,import_time) benchmarks/import_time.py --json
 	$(python) -m pip install -q transformers
-	$(python) benchmarks/generate.py $(driver_option)
-	$(python) benchmarks/graphs.py $(driver_option)
-	$(python) benchmarks/profiling.py $(driver_option)
+	$(call record,generate) benchmarks/generate.py --driver $(bench_driver) --json
+	$(python) -W ignore tools/pages.py
 
-conformance: $(ready) ## run PyTorch's operator database on bp
-	$(python) -m torch_backplane conformance --device bp $(ARGS)
+conformance: $(ready) ## run PyTorch's operator database, and write results/ and the pages (half an hour on 2 cores; DRIVER is opencl by default)
+	$(call record,conformance) -m torch_backplane conformance --driver $(bench_driver) --json - \
+		--dtypes float32,float64,float16,bfloat16,complex64,int64,bool $(or $(ARGS),--samples 3)
+	$(python) -W ignore tools/pages.py
 
 ops: $(ready) ## tell where each of PyTorch's operators comes from
 	$(python) -m torch_backplane ops $(ARGS)

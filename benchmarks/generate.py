@@ -243,8 +243,8 @@ def main(
     for one in prompts:
         speeds = [one.device_first, one.device_repeated, one.cpu_first, one.cpu_repeated]
         first, repeated, cpu_first, cpu_repeated = (f"{speed:.0f}" for speed in speeds)
-        beside = f"{one.device_repeated / one.cpu_repeated:.2f}"
-        table.add_row(str(one.length), first, repeated, f"{one.ratio:.2f}", cpu_first, cpu_repeated, beside)
+        versus_cpu = f"{one.device_repeated / one.cpu_repeated:.2f}"
+        table.add_row(str(one.length), first, repeated, f"{one.ratio:.2f}", cpu_first, cpu_repeated, versus_cpu)
     console.print(table)
     if text:
         table = Table(title=f"one text of {long:,} tokens, tokens per second")

@@ -109,6 +109,7 @@ class Elementwise:
         return f"{self.name}({', '.join(parameters)})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Apply the formula to tensors and numbers."""
         numbers = self._defaults
         if len(arguments) != len(self._required) or named:
             arguments, numbers = self._bind(arguments, named)
@@ -298,6 +299,7 @@ class Gradient:
     def __call__(
         self, grads: Sequence[torch.Tensor], arguments: Sequence[Any], numbers: Mapping[str, Any]
     ) -> list[torch.Tensor | None]:
+        """Return the gradient of each argument."""
         found = self.compute(*grads, *arguments, *numbers.values())
         left = iter(found if isinstance(found, tuple) else (found,))
         grads_of: list[torch.Tensor | None] = []

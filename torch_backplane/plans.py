@@ -79,7 +79,8 @@ def explain(function: Callable[..., Any], *arguments: Any, **options: Any) -> st
 
     Args:
         function: the function to call.
-        arguments, options: its arguments.
+        *arguments: its positional arguments.
+        **options: its keyword arguments.
 
     Returns:
         For each call: the operator; whether it was planned, replayed (by a plan for its own shape or a dynamic-shape

@@ -26,61 +26,65 @@ class Variable(NamedTuple):
     read: str  # when
 
 
+# Markdown: docs/environment.md shows them.
 VARIABLES: Mapping[str, Variable] = {
-    "TORCH_BACKPLANE_FALLBACK": Variable(
-        "what happens when an operator falls back to PyTorch's CPU kernel, with copies",
-        "warn, silent, error", "warn", "at import",
-    ),
-    "TORCH_BACKPLANE_PLANS": Variable(
-        "whether plans are replayed, or checked against their planners", "1, 0, check", "1", "at import"
-    ),
-    "TORCH_BACKPLANE_SANITIZER": Variable(
-        "whether unsynchronized accesses of two streams to the same memory raise an error", "0, 1", "0",
-        "at import",
-    ),
-    "TORCH_BACKPLANE_LAUNCH_BLOCKING": Variable(
-        "whether each operator waits for the device, so that errors of kernels are raised by the call itself",
-        "0, 1", "0", "at import",
-    ),
     "TORCH_BACKPLANE_DRIVERS": Variable(
-        "drivers to use, in order", "names, such as opencl,host", "all that are installed", "at discovery"
+        "drivers to use; their devices are numbered in this order", "names, such as `opencl,host`",
+        "all installed drivers: GPUs first, then accelerators, CPUs, host devices", "at discovery",
     ),
     "TORCH_BACKPLANE_VISIBLE_DEVICES": Variable(
-        "devices to use, in order", "such as host:1,host:0", "all", "at discovery"
+        "devices to use, numbered in this order; `host` means all host devices", "such as `host:1,host:0`", "all",
+        "at discovery",
     ),
-    "TORCH_BACKPLANE_HOST_DEVICES": Variable("number of host devices", "0 to 64", "1", "at discovery"),
+    "TORCH_BACKPLANE_FALLBACK": Variable(
+        "what happens when an operator falls back to PyTorch's CPU kernel, with copies",
+        "`warn` (once for each operator), `silent`, `error`", "`warn`", "at import",
+    ),
+    "TORCH_BACKPLANE_PLANS": Variable(
+        "whether plans are replayed (`1`), not used (`0`), or checked against their planners (`check`)",
+        "`1`, `0`, `check`", "`1`", "at import",
+    ),
+    "TORCH_BACKPLANE_LAUNCH_BLOCKING": Variable(
+        "each operator waits for the device, so that errors of kernels are raised by the call itself", "`0`, `1`",
+        "`0`", "at import",
+    ),
+    "TORCH_BACKPLANE_SANITIZER": Variable(
+        "unsynchronized accesses of two streams to the same memory raise an error "
+        "([debugging.md](debugging.md#find-races-between-streams))", "`0`, `1`", "`0`", "at import",
+    ),
+    "TORCH_BACKPLANE_SANITIZE_KERNELS": Variable(
+        "the only device checks kernels for out-of-bounds accesses and races "
+        "([debugging.md](debugging.md#check-kernels-for-out-of-bounds-accesses-and-races))", "`0`, `1`", "`0`",
+        "at discovery",
+    ),
+    "TORCH_BACKPLANE_HOST_DEVICES": Variable("number of host devices", "`0` to `64`", "`1`", "at discovery"),
     "TORCH_BACKPLANE_HOST_MEMORY": Variable(
-        "memory of each host device", "such as 2GiB", "all physical memory", "at discovery"
+        "memory of each host device", "a size", "all physical memory", "at discovery"
     ),
     "TORCH_BACKPLANE_HOST_ASYNC": Variable(
-        "whether streams of host devices execute asynchronously, each in a thread", "0, 1", "0", "at discovery"
+        "streams of host devices execute asynchronously, each in a thread "
+        "([debugging.md](debugging.md#test-with-asynchronous-host-devices))", "`0`, `1`", "`0`", "at discovery",
     ),
     "TORCH_BACKPLANE_HOST_DELAYS": Variable(
-        "seed of random delays of up to 0.2 ms; implies asynchronous execution", "a seed, such as 1", "none",
+        "seed of random delays of up to 0.2 ms; implies asynchronous execution", "a seed, such as `1`", "none",
         "at discovery",
     ),
     "TORCH_BACKPLANE_DISCRETE": Variable(
-        "whether devices in host memory behave as if the CPU could not access it", "0, 1", "0", "at discovery"
+        "devices in host memory behave as if the CPU could not access it", "`0`, `1`", "`0`", "at discovery"
     ),
     "TORCH_BACKPLANE_TARGET": Variable(
-        "a modelled device whose target replaces those of devices that run kernels",
-        "a name, such as nvidia-ada, or a file", "none", "at discovery",
-    ),
-    "TORCH_BACKPLANE_SANITIZE_KERNELS": Variable(
-        "whether the only device is one that checks kernels for out-of-bounds accesses and races",
-        "0, 1", "0", "at discovery",
+        "a modelled device whose target replaces that of devices that run kernels "
+        "([conformance.md](conformance.md))", "a name, such as `nvidia-ada`, or a file", "none", "at discovery",
     ),
     "TORCH_BACKPLANE_WORKSPACE": Variable(
-        "workspace limit of matrix products and convolutions", "such as 8MiB", "no limit",
-        "when the first one is planned",
-    ),
-    "TORCH_BACKPLANE_CACHE_SIZE": Variable(
-        "size limit of the cache of compiled kernels", "such as 512MiB", "1GiB", "when a kernel is written"
+        "workspace limit of matrix products and convolutions", "a size", "no limit", "when the first one is planned"
     ),
     "TORCH_BACKPLANE_CACHE_DIR": Variable(
-        "folder of the cache of compiled kernels", "a folder; empty for no cache",
-        "torch_backplane in $XDG_CACHE_HOME or ~/.cache", "when a kernel is built"
+        "folder of the cache of compiled kernels ([opencl.md](opencl.md#kernel-builds-and-the-cache))",
+        "a folder; empty for no cache", "`torch_backplane` in `$XDG_CACHE_HOME` or `~/.cache`",
+        "when a kernel is built",
     ),
+    "TORCH_BACKPLANE_CACHE_SIZE": Variable("size limit of this cache", "a size", "`1GiB`", "when a kernel is written"),
 }  # fmt: skip
 
 FALLBACK_POLICIES = {
@@ -134,7 +138,7 @@ def apply() -> None:
         ValueError: a variable is malformed.
     """
     for name, near in unknown().items():
-        meant = f"did you mean {near}?" if near else "docs/torch-bp.md lists all variables"
+        meant = f"did you mean {near}?" if near else "docs/environment.md lists all variables"
         warnings.warn(f"{name} is set, but Backplane has no such variable: {meant}", stacklevel=2)
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
     _C.set_launch_blocking(choice("TORCH_BACKPLANE_LAUNCH_BLOCKING", {"0": False, "1": True}, default="0"))

@@ -41,7 +41,7 @@ OptionalTensor part(const OptionalTensor& tensor, int64_t direction) {
 
 namespace {
 
-// The states of a direction. `states` has those of all directions side by side in the last dimension.
+// The states of a direction. `states` has those of all directions, concatenated in the last dimension.
 Tensor states_of(const Tensor& states, int64_t direction, int64_t hidden) {
   return states.size(2) == hidden ? states : states.narrow(2, direction * hidden, hidden);
 }

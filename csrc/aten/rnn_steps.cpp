@@ -3,7 +3,7 @@
 // (torch_backplane/operators/rnn.py). PyTorch's fused cells, which have no CPU kernel, are implemented with these
 // operators.
 //
-// Gates are side by side along the last dimension, with `hidden` elements each. LSTM: input, forget, cell, output. GRU:
+// Gates are concatenated along the last dimension, with `hidden` elements each. LSTM: input, forget, cell, output. GRU:
 // reset, update, new. Others have one gate. `saved` contains the activated gates, and for a GRU the hidden state's
 // contribution to `new`. `later` is what the next step adds to the gradient of the result. A GRU's `of_hidden` is the
 // part of the state's gradient that does not go through the gates.

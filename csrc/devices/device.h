@@ -164,8 +164,8 @@ class Device {
   virtual KernelResources kernel_resources(KernelHandle kernel);
 
   // --- optional abilities --------------------------------------------------------------------------------------------
-  // The API of the native queue that library calls receive: "opencl", or the driver's name if the driver has a launcher
-  // of its own. Empty: library calls are not supported.
+  // The API of the native queue that library calls receive: "opencl", or the driver's name if the driver has its own
+  // launcher. Empty: library calls are not supported.
   virtual std::string queue_api() const {
     return {};
   }
@@ -200,7 +200,7 @@ class Device {
 };
 
 // Holds the GIL during its lifetime if the device's methods run Python; costs nothing otherwise. The methods take the
-// GIL themselves; this makes several calls in a row cheaper. Must not be created while a lock of the runtime is held.
+// GIL themselves; this makes several consecutive calls cheaper. Must not be created while a lock of the runtime is held.
 class DeviceCall {
  public:
   explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}

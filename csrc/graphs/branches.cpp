@@ -56,13 +56,13 @@ class Search {
 
  private:
   bool pays() const {
-    size_t beside = 0, waits = found_.joined.size();
+    size_t concurrent = 0, waits = found_.joined.size();
     for (size_t node = 0; node < nodes_.size(); ++node) {
       const Branches::Step& step = found_.steps[node];
-      beside += step.queue == 0 ? 0 : weight(nodes_[node]);
+      concurrent += step.queue == 0 ? 0 : weight(nodes_[node]);
       waits += step.waits_for.size() + (step.waits_for_begin ? 1 : 0);
     }
-    return beside >= kWeightOfWait * waits;
+    return concurrent >= kWeightOfWait * waits;
   }
 
   Past past_of_queue(size_t queue) const {

@@ -109,6 +109,6 @@ def test_all_lists_every_public_name() -> None:
 )
 def test_the_page_of_torch_bp_has_the_figures_of_the_table() -> None:
     page = (paths.DOCS / "torch-bp.md").read_text(encoding="utf-8")
-    marked = re.search(r"<!-- parity -->(.*?)<!-- /parity -->", page, re.DOTALL)
-    assert marked, "docs/torch-bp.md has no text between <!-- parity --> and <!-- /parity -->"
+    marked = re.search(r"<!-- generated: parity -->(.*?)<!-- /generated -->", page, re.DOTALL)
+    assert marked, "docs/torch-bp.md has no generated part named parity"
     assert marked[1].split() == cuda_parity.sentence().split()

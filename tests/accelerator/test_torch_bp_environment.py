@@ -146,7 +146,7 @@ def test_a_variable_that_nobody_reads_is_warned_of_with_the_nearest_name(run_pyt
     for name, meant in {
         "TORCH_BACKPLANE_FALBACK": "did you mean TORCH_BACKPLANE_FALLBACK?",
         "TORCH_BACKPLANE_HOST_DEVICE": "did you mean TORCH_BACKPLANE_HOST_DEVICES?",
-        "TORCH_BACKPLANE_COLOUR": "docs/torch-bp.md lists all variables",
+        "TORCH_BACKPLANE_COLOUR": "docs/environment.md lists all variables",
     }.items():
         done = run_python(program, **{name: "1"})
         assert done.stdout == f"{name} is set, but Backplane has no such variable: {meant}\nTrue\n", done.stderr

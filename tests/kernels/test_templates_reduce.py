@@ -118,7 +118,7 @@ def test_teams_of_every_size(form, size, chunks):
 
 def chain(form, results, count):
     """Elements that one work item adds up, and partial states that one meets after that."""
-    return -(-count // (form.chunks * form.along)), -(-form.chunks // (form.along * form.beside))
+    return -(-count // (form.chunks * form.along)), -(-form.chunks // (form.along * form.adjacent))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_large_reductions_fill_the_device_and_have_short_chains(units, shape, di
     where = reduction_geometry(shape, dims, [torch.empty(kept, device="meta").stride()], strides)
     form = choose_form(Target(compute_units=units), summed(F32), where, 1)
     count, results = where.reduced.count, where.kept.count
-    groups = -(-results // form.beside) * form.chunks
+    groups = -(-results // form.adjacent) * form.chunks
     assert groups >= 4 * units
     if units >= 16:
         assert sum(chain(form, results, count)) <= max(64, 4 * count**0.5)

@@ -120,11 +120,10 @@ __all__ = [
     "ExternalStream",
     "Graph",
     "MemPool",
-    "PluggableAllocator",
     "OutOfMemoryError",
+    "PluggableAllocator",
     "Stream",
     "StreamContext",
-    *legacy.NAMES,
     "amp",
     "caching_allocator_alloc",
     "caching_allocator_delete",
@@ -208,6 +207,7 @@ __all__ = [
     "use_mem_pool",
     "utilization",
 ]
+__all__.extend(legacy.NAMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -124,10 +124,12 @@ class graph:
 
     Args:
         cuda_graph: the `Graph` to capture into. The name of the argument is torch.cuda's.
-        pool, capture_error_mode: see `Graph.capture_begin`.
+        pool: see `Graph.capture_begin`.
         stream: the stream to capture, which becomes the current stream. None uses a stream of the current device that
             all such captures share.
-        enable_annotations, check_input_liveness: must be False.
+        capture_error_mode: see `Graph.capture_begin`.
+        enable_annotations: must be False.
+        check_input_liveness: must be False.
 
     Raises:
         NotImplementedError: `enable_annotations` or `check_input_liveness` is True.

@@ -27,6 +27,8 @@ class DeferredBpCallError(Exception):
 
 @dataclass(frozen=True)
 class DeferredCall:
+    """A call that waits for the first use of a device."""
+
     function: Callable[[], Any]
     seeds: str  # which generators it seeds: "" (not a seed), "one" or "all"
     stack: traceback.StackSummary

@@ -35,6 +35,7 @@ class Stream(torch.Stream):
     """
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: int) -> Stream:
+        """Create the stream, or refer to an existing one."""
         if "stream_id" in kwargs and "device_index" in kwargs:  # refers to an existing stream
             kwargs.setdefault("device_type", _C.DEVICE_TYPE)
             return super().__new__(cls, priority=priority, **kwargs)
@@ -145,6 +146,7 @@ class ExternalStream(Stream):
     """
 
     def __new__(cls, stream_ptr: int, device: DeviceLike = None, **kwargs: int) -> ExternalStream:
+        """Create the stream of the foreign handle."""
         if kwargs:
             raise TypeError(f"ExternalStream() takes stream_ptr and device, but got {', '.join(kwargs)}")
         return _wrap(_C.external_stream(_get_device_index(device, optional=True), stream_ptr), cls)
@@ -173,6 +175,7 @@ class Event(torch.Event):
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
+        """Create the event."""
         if interprocess and enable_timing:
             raise ValueError("interprocess events do not measure time: enable_timing must be False")
         if interprocess:

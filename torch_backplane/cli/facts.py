@@ -7,7 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-# Variables of other projects that affect Backplane. All of its own begin with TORCH_BACKPLANE_.
+# Variables of other projects that affect Backplane. Its own variables begin with TORCH_BACKPLANE_.
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "XDG_CACHE_HOME",
               "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_TESTING_DEVICE_ONLY_FOR")  # fmt: skip
 # Backplane's own, and those of the OpenCL loader, PyOpenCL, PoCL, Mesa, Intel's runtime and Oclgrind.

@@ -8,7 +8,7 @@ Rules for all methods:
 
 * The runtime calls a method with the GIL held, from any thread. If the method releases the GIL, other threads can enter
   any method in the meantime.
-* A method must not use bp tensors of its own device.
+* A method must not use bp tensors of the same device.
 * The PyTorch call that needed the method raises its exceptions unchanged. Two exceptions have a special meaning: a
   `DeviceError` reports a hardware failure and becomes a `torch.AcceleratorError`. A `MemoryError` from `allocate` makes
   the allocator free its cached segments and try once more.

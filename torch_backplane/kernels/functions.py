@@ -135,7 +135,7 @@ def is_float(value: Expression) -> bool:
 
 
 def power(a: Operand, b: Operand) -> Expression:
-    """a to the power of b. Integer powers wrap; a negative power of an integer other than 1 and -1 is zero."""
+    """Return a to the power of b. Integer powers wrap; a negative power of an integer other than 1 and -1 is zero."""
     a, b = same_dtype("power", (a, b))
     if is_float(a) or a.is_complex:
         return apply("power", a, b)
@@ -173,7 +173,7 @@ def rounded_to(a: Expression, dtype: torch.dtype) -> Expression:
 
 
 def trunc_divide(a: Operand, b: Operand) -> Expression:
-    """a / b rounded toward zero: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero is zero."""
+    """Return a / b rounded toward zero: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero is zero."""
     return trunc_divide_in_steps(a, b, torch.float32)
 
 
@@ -184,7 +184,7 @@ def trunc_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expres
 
 
 def floor_divide(a: Operand, b: Operand) -> Expression:
-    """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero is zero.
+    """Return a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero is zero.
 
     For floats the exact remainder decides, as in Python's //, because a / b can have been rounded up to an integer.
     """
@@ -216,7 +216,10 @@ def remainder(a: Operand, b: Operand) -> Expression:
 
 
 def tanh(a: Expression) -> Expression:
-    """Exactly 1 or -1 for large |a|. OpenCL allows errors in the last bits, and 1 - tanh(a)² would then never be 0."""
+    """Return the hyperbolic tangent of a, exactly 1 or -1 for large |a|.
+
+    OpenCL allows errors in the last bits, and 1 - tanh(a)² would then never be 0.
+    """
     if a.is_complex:
         return apply("tanh", a)
     far = 10.0 if a.dtype == torch.float32 else 20.0
@@ -224,6 +227,7 @@ def tanh(a: Expression) -> Expression:
 
 
 def sigmoid(a: Expression) -> Expression:
+    """Return 1 / (1 + exp(-a))."""
     return 1.0 / (1.0 + exp(-a))
 
 

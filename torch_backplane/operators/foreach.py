@@ -1,6 +1,6 @@
 """torch._foreach_*: operators on lists of tensors, computed in few launches.
 
-A set is one tensor of each list. PyTorch goes through the sets in order and composes each result of other operators. A
+A set is one tensor of each list. PyTorch iterates over the sets in order and composes each result of other operators. A
 launch computes many sets at the same time. That is valid only if no set accesses memory that another set writes, and
 if PyTorch raises no error. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the
 device.

@@ -263,7 +263,7 @@ class Node:
 
 
 class Symbol(torch.SymInt):
-    """A SymInt whose arithmetic calls the node directly. PyTorch's goes through several functions."""
+    """A SymInt whose arithmetic calls the node directly. PyTorch's makes several calls."""
 
 
 def _at_once(name: Text, method: Text, reflected: bool = False) -> Callable[[Any, Any], Any]:

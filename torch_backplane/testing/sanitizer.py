@@ -57,6 +57,8 @@ _NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same
 
 
 class StreamKey(NamedTuple):
+    """A stream: the index of its device, and its id."""
+
     device: int
     stream: int
 
@@ -124,6 +126,7 @@ class Memory:
         return self._intervals[bisect.bisect_left(self._starts, start) : bisect.bisect_left(self._starts, end)]
 
     def write(self, start: int, end: int, access: Access) -> None:
+        """Record a write of the bytes from start to end; it replaces all accesses before it."""
         self._split(start)
         self._split(end)
         first, last = bisect.bisect_left(self._starts, start), bisect.bisect_left(self._starts, end)
@@ -131,6 +134,7 @@ class Memory:
         self._intervals[first:last] = [_Interval(start, end, access)]
 
     def read(self, start: int, end: int, access: Access) -> None:
+        """Record a read of the bytes from start to end."""
         place = start
         for interval in self.touching(start, end):
             if place < interval.start:
@@ -199,6 +203,7 @@ class Order:
         return access.number <= self._streams.get(before, {}).get(access.stream, 0)
 
     def note(self, what: str, event: int, device: int, stream: int) -> None:
+        """Record a synchronization that the runtime reports."""
         """Callback for `_C.watch_synchronization`."""
         key = StreamKey(device, stream)
         if what == "recorded":
@@ -277,6 +282,7 @@ class Sanitizer(TorchDispatchMode):
         """Number of operators checked."""
 
     def note(self, what: str, event: int, device: int, stream: int) -> None:
+        """Record a synchronization that the runtime reports."""
         with self._lock:
             self._order.note(what, event, device, stream)
 

@@ -1,6 +1,6 @@
 """The first runs of a sort on CPUs, if only the first few elements of long rows are needed.
 
-A work item is a thread. It goes through a chunk of a row and keeps the least k keys.
+A work item is a thread. It scans a chunk of a row and keeps the least k keys.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def packed(dialect: Dialect, out: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 
 
 def _tile_rows(dialect: Dialect, column_tiles: int, rows: int) -> int:
-    """The number of rows of a tile, if there are `column_tiles` tiles side by side."""
+    """The number of rows of a tile, if there are `column_tiles` tiles next to each other."""
     enough = dialect.target.enough_groups
     return next((one for one in _ROWS if column_tiles * -(-rows // one) >= enough), _ROWS[-1])
 

@@ -428,16 +428,16 @@ def tan(a: Parts) -> Parts:
 
 
 class _Arc(NamedTuple):
-    """For x, y >= 0, arcsin(x + i y) is atan2(x, beside) + i rise, and arccos is atan2(beside, x) - i rise."""
+    """For x, y >= 0, arcsin(x + i y) is atan2(x, adjacent) + i rise, and arccos is atan2(adjacent, x) - i rise."""
 
-    beside: Expression
+    adjacent: Expression
     rise: Expression
 
 
 def _arc(x: Expression, y: Expression) -> _Arc:
     """Hull, Fairgrieve and Tang's algorithm, with one formula where they have several for speed.
 
-    r and s are the distances to the branch points, a = (r + s) / 2; beside = sqrt(a² - x²), and
+    r and s are the distances to the branch points, a = (r + s) / 2; adjacent = sqrt(a² - x²), and
     rise = log(a + sqrt(a² - 1)). The differences a - x and a - 1 are sums of positive terms.
     """
     limits = _range(x)
@@ -452,21 +452,21 @@ def _arc(x: Expression, y: Expression) -> _Arc:
     inner = 0.5 * (1.0 / from_r + 1.0 / from_s)  # times y²: a - 1 where x < 1, else a - x
     outer = 0.5 * (y * (y / from_r) + from_s)  # the other of the two
     inside, not_outside = x < 1.0, x <= 1.0
-    beside = f.sqrt(f.where(not_outside, outer, inner) * (a + x)) * f.where(not_outside, unit, y)
+    adjacent = f.sqrt(f.where(not_outside, outer, inner) * (a + x)) * f.where(not_outside, unit, y)
     root = f.sqrt(f.where(inside, inner, outer) * (a + 1.0)) * f.where(inside, y, unit)
     excess = f.where(inside, y * y * inner, outer) + root  # the rise is log1p of it
     one_more = 1.0 + excess
     rest = f.where(far, math.log(2.0), (excess - (one_more - 1.0)) / one_more)
     rest = f.where(farther, math.log(2.0) - math.log(limits.down), rest)
     rise = f.log(f.where(far, a, one_more)) + rest
-    return _Arc(f.where(far, y, beside), f.where(f.isinf(x) | f.isinf(y), _INF, rise))
+    return _Arc(f.where(far, y, adjacent), f.where(f.isinf(x) | f.isinf(y), _INF, rise))
 
 
 def asinh(a: Parts) -> Parts:
     """The branch cuts are along the imaginary axis, beyond i and -i."""
     x, y = f.absolute(a.real), f.absolute(a.imaginary)
-    beside, rise = _arc(y, x)
-    imaginary = f.where(a.imaginary == 0.0, y, f.atan2(y, beside))
+    adjacent, rise = _arc(y, x)
+    imaginary = f.where(a.imaginary == 0.0, y, f.atan2(y, adjacent))
     return Parts(f.copysign(rise, a.real), f.copysign(imaginary, a.imaginary))
 
 
@@ -477,9 +477,9 @@ def asin(a: Parts) -> Parts:
 
 def _acos(a: Parts) -> Parts:
     """The real part of arccos, and its imaginary part without a sign."""
-    beside, rise = _arc(f.absolute(a.real), f.absolute(a.imaginary))
+    adjacent, rise = _arc(f.absolute(a.real), f.absolute(a.imaginary))
     unknown = (a.real == 0.0) & f.isnan(a.imaginary)
-    return Parts(f.where(unknown, math.pi / 2, f.atan2(beside, a.real)), rise)
+    return Parts(f.where(unknown, math.pi / 2, f.atan2(adjacent, a.real)), rise)
 
 
 def acos(a: Parts) -> Parts:
@@ -509,10 +509,10 @@ def atanh(a: Parts) -> Parts:
     squared = scaled.real * scaled.real + scaled.imaginary * scaled.imaginary
     quotient = 4.0 * (x * scale) / squared * scale
     limits = _range(x)
-    beside = scale == limits.up  # x is 1, and the quotient can be infinite
+    at_one = scale == limits.up  # x is 1, and the quotient can be infinite
     one_more = 1.0 + quotient
-    rest = f.where(beside, 2.0 * math.log(limits.up), (quotient - (one_more - 1.0)) / one_more)
-    rise = 0.25 * (f.log(f.where(beside, 4.0 / squared, one_more)) + rest)
+    rest = f.where(at_one, 2.0 * math.log(limits.up), (quotient - (one_more - 1.0)) / one_more)
+    rise = 0.25 * (f.log(f.where(at_one, 4.0 / squared, one_more)) + rest)
     rise = f.where(_is_infinite(a) | (x == 0.0), 0.0, f.where((less == 0.0) & (y == 0.0), _INF, rise))
     far = f.isinf(y) | (f.maximum(x, f.absolute(y)) > limits.high)
     angle = f.atan2(2.0 * y, less * (1.0 + x) - y * y)

@@ -182,10 +182,10 @@ def write(
     serial_sizes, serial_strides = _in_order(shape, serial, operands)
     # A work item handles several adjacent positions if their indices and source elements are not farther apart in
     # memory than those of its serial steps.
-    beside = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
+    adjacent = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
         stride[0] for stride in serial_strides[1:]
     )
-    chunk = target.run(_RUN) if beside else 1
+    chunk = target.run(_RUN) if adjacent else 1
     if chunk > 1 and rows.length * math.prod(rows.sizes) < chunk * _ENOUGH_ITEMS:
         chunk = _SHORTEST_RUN
     chunks = -(-rows.length // chunk)

@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
     Args:
         along: work items that share a result, or its chunk; a power of two.
-        beside: results per work group by teams; 0 means by threads.
+        adjacent: results per work group by teams; 0 means by threads.
         columns: whether adjacent lanes or work items have adjacent results instead of adjacent elements.
         chunks: number of chunks of each result's elements.
         wide: by threads: whether a work item has _WIDTH columns instead of LANES.
@@ -54,7 +54,7 @@ class Form(NamedTuple):
     """
 
     along: int
-    beside: int
+    adjacent: int
     columns: bool
     chunks: int = 1
     wide: bool = False
@@ -62,7 +62,7 @@ class Form(NamedTuple):
 
     @property
     def by_teams(self) -> bool:
-        return self.beside > 0
+        return self.adjacent > 0
 
     @property
     def width(self) -> int:
@@ -86,16 +86,16 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
     columns = _by_columns(where, outputs, LANES // 2 if where.reduced.count < _MANY else 2)
     size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
     if columns:
-        beside = 2
-        while beside < 32 and beside < where.kept.sizes[0]:
-            beside *= 2
-        beside = min(size, beside)
-        along = size // beside
+        adjacent = 2
+        while adjacent < 32 and adjacent < where.kept.sizes[0]:
+            adjacent *= 2
+        adjacent = min(size, adjacent)
+        along = size // adjacent
     else:
         along = min(size, 4 if where.reduced.count <= 16 else 16 if where.reduced.count <= 128 else size)
-        beside = size // along
-    form = Form(along, beside, columns)
-    groups = max(1, -(-where.kept.count // beside))
+        adjacent = size // along
+    form = Form(along, adjacent, columns)
+    groups = max(1, -(-where.kept.count // adjacent))
     enough = target.enough_groups
     if groups >= enough:
         return form
@@ -186,8 +186,8 @@ def reduction(
         where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(strides for _ in states))
     )
     left = ReductionGeometry(kept, Geometry(Layout(1, 1, where.wide), (form.chunks,), tuple((1,) for _ in states)))
-    whole = form.along * form.beside
-    last = form._replace(columns=False, chunks=1, wide=False, along=max(1, whole), beside=min(whole, 1))
+    whole = form.along * form.adjacent
+    last = form._replace(columns=False, chunks=1, wide=False, along=max(1, whole), adjacent=min(whole, 1))
     first = known("parts", lambda: _functions(dialect, definition, read, None, compute))
     second = known("again", lambda: _functions(dialect, again, definition.state, written, None))
     return [
@@ -246,7 +246,7 @@ def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _
     if form.by_teams:
         # Positions exceed the last element by less than a step of the team. index_t must be able to represent them.
         numbers |= {"results": results, "beyond": reduced_count + form.along}
-        groups, group_size = -(-results // form.beside) * chunks, form.along * form.beside
+        groups, group_size = -(-results // form.adjacent) * chunks, form.along * form.adjacent
     else:
         row_size = kept.sizes[0] if form.columns else 1
         blocks = -(-row_size // form.width)
@@ -320,7 +320,7 @@ def _subgroup_steps(dialect: Dialect, form: Form, state: Sequence[torch.dtype]) 
     """
     if not form.by_teams or any(dtype.is_complex for dtype in state):
         return 1
-    apart = form.beside if form.columns else 1
+    apart = form.adjacent if form.columns else 1
     return min(form.along, max(1, dialect.subgroup_size // apart))
 
 
@@ -393,18 +393,18 @@ class _Writer:
         self.identity = tuple(map(of.dialect.constant, of.identity, of.state))
 
     def by_teams(self) -> str:
-        along, beside = self.form.along, self.form.beside
-        size = along * beside
+        along, adjacent = self.form.along, self.form.adjacent
+        size = along * adjacent
         member, team, apart = f"ITEM % {along}", f"ITEM / {along}", 1
         if self.form.columns:
-            member, team, apart = f"ITEM / {beside}", f"ITEM % {beside}", beside
+            member, team, apart = f"ITEM / {adjacent}", f"ITEM % {adjacent}", adjacent
         shared = " ".join(f"LOCAL shared{i}_t shared{i}[{size}];" for i in range(len(self.types)))
         give = " ".join(f"shared{i}[ITEM] = state{i}[0];" for i in range(len(self.types)))
         return f"""
   {shared if along > self.subgroup else ""}
   const int member = {member};
   const index_t chunk_number = GROUP % chunks;
-  const index_t result = (index_t)(GROUP / chunks) * {beside} + {team};
+  const index_t result = (index_t)(GROUP / chunks) * {adjacent} + {team};
   const index_t known = result < results ? result : 0;
   const index_t first = chunk_number * chunk;
   const index_t last = result < results ? min(first + chunk, beyond - {along}) : first;

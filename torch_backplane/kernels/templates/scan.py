@@ -73,12 +73,12 @@ class Form(NamedTuple):
     Args:
         along: work items that share a line, or its chunk: 4, 8, 16, … (PoCL fails to compile work groups of two). 1 if
             each work item scans its own line.
-        beside: lines of a work group of teams, or of a work item if along is 1.
+        adjacent: lines of a work group of teams, or of a work item if along is 1.
         chunks: number of chunks of each line.
     """
 
     along: int
-    beside: int
+    adjacent: int
     chunks: int = 1
 
 
@@ -88,7 +88,7 @@ def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int)
     team = 1 if threads else target.team_of(sum(field.dtype.itemsize for field in scan.fields.values()) * (_RUN + 2))
     if threads or team < 4 or columns >= 8 or (columns > 1 and (size >= _MANY or lines >= _MANY)):
         form = Form(1, target.run(_COLUMNS) if columns > 1 else 1)
-        unit = _LEAST_CHUNK[threads] // form.beside
+        unit = _LEAST_CHUNK[threads] // form.adjacent
         if not threads and columns < 8:
             unit *= 2  # fewer chunks: one team per line scans their totals
     else:
@@ -97,10 +97,10 @@ def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int)
         unit = 4 * along * _RUN
     if threads:
         # The first and the last launch both read all elements, so two threads would gain nothing.
-        most = target.compute_units // max(1, -(-lines // form.beside)) if target.compute_units >= 4 else 1
+        most = target.compute_units // max(1, -(-lines // form.adjacent)) if target.compute_units >= 4 else 1
     else:
         # Without teams, a work group has several chunks of a line. With teams, each chunk has its own work group.
-        at_once = target.group_size if form.along == 1 else form.beside
+        at_once = target.group_size if form.along == 1 else form.adjacent
         most = target.enough_groups * at_once // max(lines, 1 if form.along == 1 else at_once)
     return form._replace(chunks=max(1, min(most, size // unit)))
 
@@ -291,7 +291,7 @@ def _launch(
     integers = {"rows": rows, "size": size, "columns": columns, "chunks": form.chunks, "chunk": chunk}
     name = f"{name}_{'lines' if form.along == 1 else 'teams'}" + ("" if phase == "whole" else f"_{phase}")
     if form.along == 1:
-        blocks = -(-columns // form.beside)
+        blocks = -(-columns // form.adjacent)
         return LaunchSpec(
             name,
             dialect,
@@ -299,12 +299,12 @@ def _launch(
             inputs=operands.inputs,
             integers={**integers, "blocks": blocks},
             constants={
-                "WIDTH": form.beside,
+                "WIDTH": form.adjacent,
                 "FRESH": f"(k == {'0' if phase == 'resumed' else 'first'})",
                 **{f"state_{one}": f"lanes_{one}[lane]" for one in scan.fields},
             },
             value=scan.value,
-            body=_by_items(scan, form.beside, phase),
+            body=_by_items(scan, form.adjacent, phase),
             items=rows * form.chunks * blocks,
             group_size=dialect.target.small_group(_SMALL_GROUP),
         ).launch()
@@ -318,8 +318,8 @@ def _launch(
         constants={"FRESH": "(below == 0 && member == 0 && i == 0)"},
         value=scan.value,
         body=_by_teams(scan, form, phase),
-        groups=-(-rows * columns // form.beside) * form.chunks,
-        group_size=form.along * form.beside,
+        groups=-(-rows * columns // form.adjacent) * form.chunks,
+        group_size=form.along * form.adjacent,
         bounded=True,
     ).launch()
 
@@ -383,11 +383,11 @@ def _by_items(scan: Scan, width: int, phase: Phase) -> str:
 
 def _by_teams(scan: Scan, form: Form, phase: Phase) -> str:
     """Returns the body for teams that share a line, or its chunk; see the module docstring."""
-    along, beside, tile = form.along, form.beside, form.along * _RUN
+    along, adjacent, tile = form.along, form.adjacent, form.along * _RUN
     padded = tile + along  # avoids bank conflicts of work items that read _RUN elements apart
     names = list(scan.fields)
     shared = " ".join(
-        f"LOCAL {field.type} tile_{one}[{beside * padded}]; LOCAL {field.type} team_{one}[{along * beside}];"
+        f"LOCAL {field.type} tile_{one}[{adjacent * padded}]; LOCAL {field.type} team_{one}[{along * adjacent}];"
         for one, field in scan.fields.items()
     )
 
@@ -422,7 +422,7 @@ def _by_teams(scan: Scan, form: Form, phase: Phase) -> str:
   {shared}
   const int member = ITEM % {along}, team = ITEM / {along}, base = team * {padded};
   const index_t lines = rows * columns, chunk_number = GROUP % chunks;
-  const index_t line = (index_t)(GROUP / chunks) * {beside} + team;
+  const index_t line = (index_t)(GROUP / chunks) * {adjacent} + team;
   const bool is_line = line < lines;
   const index_t known = is_line ? line : 0;
   const index_t start = known / columns * size * columns + known % columns;

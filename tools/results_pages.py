@@ -1,0 +1,145 @@
+"""Tables and plots of docs/ from the files in results/, which tools/record.py writes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
+
+# Titles of benchmarks, by the start of their files' names.
+BENCHMARKS = {
+    "overhead": "Overhead of one operator",
+    "dynamic": "New shapes",
+    "kernels": "Kernels",
+    "training": "Training steps",
+    "generate": "Text generation",
+    "graphs": "Graphs",
+}
+STATES = {"passed": "●", "fallback": "◐", "refused": "○", "failed": "✕", "empty": ""}
+
+
+def load(name: str) -> dict[str, Any]:
+    """The result file `name`."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def names(start: str) -> list[str]:
+    """Names of result files that start with `start` and a hyphen."""
+    return sorted(path.stem for path in RESULTS.glob(f"{start}-*.json"))
+
+
+def source(name: str, found: Mapping[str, Any]) -> str:
+    """Where the figures come from, in one line."""
+    machine = found["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, torch {machine['torch']}"
+    return f"`{found['command']}`, {found['date']}, commit {found['commit']}; {where}; `results/{name}.json`."
+
+
+def cell(value: object) -> str:
+    """A value for a table: floats with three significant digits."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value).replace("|", "\\|")
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> Iterator[str]:
+    """Rows of numbers and texts as a Markdown table."""
+    columns = columns or [key for key, value in rows[0].items() if isinstance(value, (str, int, float))]
+    yield "| " + " | ".join(one.replace("_", " ") for one in columns) + " |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield "| " + " | ".join(cell(row.get(one, "")) for one in columns) + " |"
+
+
+def plot(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A bar for the ratio of each row, if rows have ratios."""
+    ratios = [row["ratio"] for row in rows if isinstance(row.get("ratio"), float)]
+    if len(ratios) != len(rows):
+        return
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = name  # the same file for the same figures
+    from matplotlib import pyplot
+
+    titles = [str(next(iter(row.values()))) for row in rows]
+    figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.28 * len(rows)), layout="constrained")
+    axes.barh(titles, ratios, color="#4c72b0")
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ratio")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None})
+    pyplot.close(figure)
+    yield f"![ratios of {name}](images/{name}.svg)\n"
+
+
+def benchmarks() -> Iterator[str]:
+    """A section for each benchmark and driver."""
+    for start, title in BENCHMARKS.items():
+        for name in names(start):
+            found = load(name)
+            rows = found["data"]["results"]
+            yield f"## {title}: {name.removeprefix(start + '-')}\n"
+            yield source(name, found) + "\n"
+            yield from plot(name, rows)
+            yield from table(rows)
+            yield ""
+
+
+def conformance() -> Iterator[str]:
+    """Totals of each conformance run, and the findings that fail."""
+    rows, failed = [], []
+    for name in names("conformance"):
+        found = load(name)
+        entries = found["data"]["entries"]
+        counts = Counter(one["status"] for one in entries)
+        with_fallbacks = sum(bool(one["fallbacks"]) for one in entries)
+        rows.append(
+            {
+                "run": f"`{found['command'].partition('torch_backplane ')[2]}`",
+                "date": found["date"],
+                "entries": len(entries),
+                **{state: counts[state] for state in ("passed", "failed", "refused")},
+                "with fallbacks": with_fallbacks,
+            }
+        )
+        failed += [(name, one["op"], one["dtype"], one["failures"]) for one in entries if one["status"] == "failed"]
+    if not rows:
+        return
+    yield from table(rows)
+    yield ""
+    if failed:
+        yield "| run | operator | dtype | failure |"
+        yield "|---|---|---|---|"
+    for name, op, dtype, failures in failed:
+        yield f"| {name} | `{op}` | {dtype} | {cell('; '.join(failures))} |"
+
+
+def state_of(entry: Mapping[str, Any]) -> str:
+    """The key of STATES of an entry of a conformance run."""
+    return "fallback" if entry["status"] == "passed" and entry["fallbacks"] else str(entry["status"])
+
+
+def operators() -> Iterator[str]:
+    """Operators and dtypes: what an OpenCL device does in each."""
+    states: dict[str, dict[str, str]] = {}
+    dtypes: dict[str, None] = {}
+    for name in names("conformance-opencl"):
+        for entry in load(name)["data"]["entries"]:
+            dtypes[entry["dtype"]] = None
+            states.setdefault(entry["op"], {})[entry["dtype"]] = STATES[state_of(entry)]
+    if not states:
+        return
+    counts = Counter(mark for marks in states.values() for mark in marks.values())
+    yield ", ".join(f"{mark} {state}: {counts[mark]:,}" for state, mark in STATES.items() if mark) + "\n"
+    yield "| operator | " + " | ".join(dtypes) + " |"
+    yield "|---|" + ":-:|" * len(dtypes)
+    for op, marks in sorted(states.items()):
+        yield f"| `{op}` | " + " | ".join(marks.get(dtype, "") for dtype in dtypes) + " |"
