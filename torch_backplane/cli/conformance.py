@@ -80,11 +80,22 @@ def conformance(
             sanitize=sanitize,
             **({"database": database} if database else {}),
         )
-        if sanitize and (numbers or accuracy):
-            raise ConformanceError("--sanitize cannot be combined with --numbers or --accuracy")
+        kinds = {"--numbers": numbers, "--accuracy": accuracy, "--forms": forms, "--sizes": sizes}
+        chosen = [name for name, is_set in kinds.items() if is_set]
+        if len(chosen) > 1:
+            raise ConformanceError(f"{chosen[0]} cannot be combined with {chosen[1]}")
+        if numbers or accuracy:
+            others = {
+                "--sanitize": sanitize,
+                "--grad": grad,
+                "--samples": samples,
+                "--timeout": timeout != TIMEOUT,
+                "--cuda-dtypes": cuda_dtypes,
+                "--jobs": accuracy and jobs,
+            }
+            for name in (name for name, is_set in others.items() if is_set):
+                raise ConformanceError(f"{chosen[0]} cannot be combined with {name}")
         if numbers:
-            if samples or timeout != TIMEOUT:
-                raise ConformanceError("--numbers takes no --samples and no --timeout: it always tries all numbers")
             raise typer.Exit(_try_numbers(settings, jobs, json_file, list_only))
         if list_only:
             _list(settings, accuracy)
