@@ -294,7 +294,7 @@ def _attended(queries: int = 8, **named: Any) -> tuple[int, str]:
     return int(torch.ops.aten._fused_sdp_choice(*given, **named)), said
 
 
-@pytest.mark.parametrize("way", ["as it is", "a GPU's"])
+@pytest.mark.parametrize("way", ["own target", "gpu target"])
 @_as_it_was()
 def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
     def check(names: list[SDPBackend], *, fused: bool) -> None:
@@ -312,7 +312,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
             for name in ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE"):
                 check([getattr(SDPBackend, name)], fused=True)
 
-    if way == "as it is":
+    if way == "own target":
         needs_sight()
         run()
         return

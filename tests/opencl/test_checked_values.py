@@ -46,10 +46,10 @@ CASES: dict[str, Case] = {
     "multinomial of rows": Case(
         lambda w: torch.multinomial(torch.stack([beside(w, 1, 0), w]), 1, replacement=True), [0.0, 2.0], WEIGHTS
     ),
-    "several of multinomial": Case(lambda w: torch.multinomial(w, 2).sort()[0], [1.0, 2.0], WEIGHTS),
+    "multinomial of several": Case(lambda w: torch.multinomial(w, 2).sort()[0], [1.0, 2.0], WEIGHTS),
     "binary_cross_entropy": Case(lambda x: F.binary_cross_entropy(x, beside(x, 0, 1)), [0.0, 1.0], CHANCES),
-    "target of it": Case(lambda x: F.binary_cross_entropy(beside(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
-    "for each element": Case(
+    "binary_cross_entropy target": Case(lambda x: F.binary_cross_entropy(beside(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
+    "binary_cross_entropy without reduction": Case(
         lambda x: F.binary_cross_entropy(x, beside(x, 0, 1), beside(x, 1, 2), reduction="none"), [0.0, 1.0], CHANCES
     ),
     "normal": Case(lambda s: torch.normal(1.0, s), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),

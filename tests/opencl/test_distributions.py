@@ -150,21 +150,21 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         least_is_in=False,
     ),
     "exponential_": exponential(1, *FLOATS),
-    "exponential_ of a great rate": exponential(5000, *FLOATS),
+    "exponential_ of a large rate": exponential(5000, *FLOATS),
     "cauchy_": Distribution(
         lambda x: x.cauchy_(1, 2), lambda x: ((x - 1) / 2).atan() / math.pi + 0.5, -math.inf, math.inf
     ),
     "geometric_": geometric(0.25, *FLOATS, *INTEGERS),
-    "geometric_, rarely": geometric(1e-3, torch.float32, torch.float64, torch.int64, torch.int32),
+    "geometric_, rare": geometric(1e-3, torch.float32, torch.float64, torch.int64, torch.int32),
     "bernoulli_": chances(0.3, lambda x: x.bernoulli_(0.3), *FLOATS, *INTEGERS, torch.bool),
     "bernoulli": chances(0.25, lambda x: torch.bernoulli(torch.full_like(x, 0.25)), *FLOATS),
     "bernoulli out=": chances(
         0.25, lambda x: torch.bernoulli(torch.full(x.shape, 0.25, device=x.device), out=x), *INTEGERS, torch.bool
     ),
     # Too rare for the moments of so few draws to be meaningful.
-    "bernoulli_, seldom": chances(1e-6, lambda x: x.bernoulli_(1e-6), torch.float32, torch.float64)._replace(mean=None),
+    "bernoulli_, rare": chances(1e-6, lambda x: x.bernoulli_(1e-6), torch.float32, torch.float64)._replace(mean=None),
     "dropout": chances(0.75, dropped, *FLOATS),
-    "random_ of few": integers(-3, 5, lambda x: x.random_(-3, 5), *FLOATS, *INTEGERS[:-1]),
+    "random_ of a small range": integers(-3, 5, lambda x: x.random_(-3, 5), *FLOATS, *INTEGERS[:-1]),
     "random_ of a byte": integers(0, 200, lambda x: x.random_(200), torch.uint8, torch.int64, torch.float16),
     "random_ of bools": integers(0, 2, lambda x: x.random_(), torch.bool),
     "random_ of int8": integers(0, 128, lambda x: x.random_(), torch.int8),
@@ -176,7 +176,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "randint beyond 32 bits": integers(-(2**40), 3 * 2**40, lambda x: x.random_(-(2**40), 3 * 2**40), torch.int64),
     # Ranges for which the remainder of 32 random bits would be clearly biased.
     "random_ of three quarters": integers(0, 3 * 2**30, lambda x: x.random_(3 * 2**30), torch.int64),
-    "random_ of many": integers(0, 5 * 2**27, lambda x: x.random_(5 * 2**27), torch.int32),
+    "random_ of a large range": integers(0, 5 * 2**27, lambda x: x.random_(5 * 2**27), torch.int32),
     "multinomial": Distribution(multinomial, chosen, 0, 3, 2.4, 0.84, whole=True),
     "rrelu": Distribution(rrelu_noise, lambda x: (x - 0.25) / 0.5, 0.25, 0.75, 0.5, 1 / 48, greatest_is_in=False),
     "poisson": Distribution(
