@@ -238,7 +238,7 @@ def _turned(arguments: Any) -> Any:
 
 
 def _shifted(arguments: Any) -> Any:
-    """Places each tensor at storage offset 1."""
+    """Places each tensor at storage offset 1, which is not aligned to 16 bytes."""
 
     def shifted(tensor: torch.Tensor) -> torch.Tensor:
         return placed(tensor, "cpu", tensor.stride(), 1)

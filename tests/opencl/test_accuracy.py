@@ -51,7 +51,7 @@ LONG = {"cdist of order 1"}
     "name",
     [pytest.param(name, marks=[pytest.mark.fault("short loops")] if name in LONG else []) for name in SAMPLE],
 )
-def test_as_exact_as_the_cpu(name):
+def test_as_accurate_as_the_cpu(name):
     (case,) = [case for case in chosen("") if case.name == name]
     found = measure_one(torch.device("bp:0"), torch.float32, case, min(10**5, case.most), SAMPLE[name])
     assert found.passed, found
@@ -79,7 +79,7 @@ def test_accuracy_is_judged_over_several_draws():
     assert not measure_one(device, torch.float32, replace(rows, function=wrong_once), 1000, "positive").passed
 
 
-def test_as_exact_as_the_cpu_on_kernels_for_gpus():
+def test_as_accurate_as_the_cpu_with_kernels_for_gpus():
     names = {"sum, inner", "var_mean", "native_layer_norm", "cumsum", "mm"}
     command = [sys.executable, "-m", "torch_backplane", "conformance", "--accuracy", "--driver", "opencl"]
     options = ["--match", f"^({'|'.join(names)})$", "--elements", "10000", "--json", "-"]

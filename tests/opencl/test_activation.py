@@ -215,7 +215,7 @@ WRONG: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_pytorchs_error(name: str) -> None:
+def test_bad_input_raises_pytorchs_error(name: str) -> None:
     if "another dtype" in name:
         need(torch.float64)
     refused_alike(WRONG[name], torch.full((3,), -1.0))
@@ -231,9 +231,8 @@ def test_overlapping_memory_is_an_error() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["elu", "celu", "selu", "relu6", "hardtanh", "hardswish", "hardshrink", "softshrink"])
 def test_gradients_of_nan_inputs(name: str, dtype: torch.dtype) -> None:
-    """PyTorch passes the gradient of NaN inputs through. Its vectorized CPU kernels do not, so that the tensor here has
-    fewer elements than a vector.
-    """
+    """PyTorch passes the gradient of NaN inputs through. Its vectorized CPU kernels do not, so the tensor here is
+    smaller than a vector."""
     function = getattr(torch.nn.functional, name)
     given = torch.tensor([torch.nan, -1.0, 6.0], dtype=dtype)
     found = []

@@ -154,8 +154,7 @@ def test_reduced_precision_reduction_of_partial_sums(dtype: torch.dtype) -> None
     exact = torch.addmm(c.to(dtype).double(), a.to(dtype).double(), b.to(dtype).double())
 
     def multiply(transposed: bool) -> tuple[int, float]:
-        """Returns the bytes allocated in addition to operands and result, and the error relative to the largest result.
-        """
+        """Returns the bytes allocated besides operands and result, and the error relative to the largest result."""
         one, other, added = (tensor.to(dtype).to(DEVICE) for tensor in (a, b, c))
         given = (added.mT, other.mT, one.mT) if transposed else (added, one, other)
         found = torch.addmm(*given)
@@ -282,7 +281,7 @@ def test_switches_of_libraries(name: str) -> None:
 
 
 @_as_it_was()
-def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
+def test_families_need_a_candidate_for_each_library() -> None:
     with pytest.raises(ValueError, match="products must have the libraries"):
         Candidates("products", Candidate("generated", lambda out: None))
 

@@ -1,4 +1,4 @@
-"""Values in memory that PyTorch refuses: the error is raised at the next synchronization, and the device works on."""
+"""Values in memory that PyTorch refuses: the next synchronization raises the error, and the device stays usable."""
 
 from __future__ import annotations
 

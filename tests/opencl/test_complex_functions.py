@@ -1,4 +1,4 @@
-"""Kernels of complex functions, compared with complex128. tests/kernels/test_kernels_complex.py needs no device."""
+"""Kernels of complex functions, compared with complex128 (tests/kernels/test_kernels_complex.py: without a device)."""
 
 from __future__ import annotations
 

@@ -280,8 +280,7 @@ WIDER = {"nn.functional.dropout", "nansum", "nanmean"}
 
 
 def test_complex_input_is_refused_like_in_pytorch() -> None:
-    """Our formulas could compute operators that PyTorch does not define for complex numbers, with meaningless results.
-    """
+    """Our formulas could compute meaningless results for operators that PyTorch does not define for complex numbers."""
     taken = []
     for op in op_db:
         if C64 in op.dtypes or torch.float32 not in op.dtypes or op.full_name in WIDER:

@@ -13,7 +13,7 @@ from torch_backplane import plans
 
 is_shared = torch._C._is_cow_tensor
 
-# A run tests one in so many operators of PyTorch's database. The test's seed, and so --seed, selects them.
+# A run tests every SHARDS-th operator of PyTorch's database. The test's seed, and so --seed, selects the first.
 SHARDS = 8
 
 

@@ -39,8 +39,7 @@ def lazily(tensor: Tensor, conjugate: bool, negate: bool) -> Tensor:
 
 @operator("backplane_copies::copy", variants=False, dtypes="any")
 def copy(call: Call, source: Tensor, to: Tensor, conjugate: bool, negate: bool) -> None:
-    """A planner that copies, as many do. It makes lazy views itself, because PyTorch resolves lazy conjugation before.
-    """
+    """A planner that copies, as many do. It makes lazy views itself: PyTorch resolves lazy conjugation before."""
     to.copy_(lazily(source, conjugate, negate))
 
 
@@ -54,11 +53,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 # (to, source) in the same memory of n rows.
 PAIRS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "onto itself": lambda x: (x, x),
-    "onto itself, spread": lambda x: (x[:, ::2], x[:, ::2]),
+    "onto itself, with gaps": lambda x: (x[:, ::2], x[:, ::2]),
     "half to half": lambda x: x[: len(x) // 2 * 2].chunk(2),
     "between columns": lambda x: (x[:, 1::2], x[:, ::2]),
     "onto the next row": lambda x: (x[1:], x[:-1]),
-    "onto what is spread": lambda x: (x[:1].expand(x.shape), x),
+    "onto an expanded row": lambda x: (x[:1].expand(x.shape), x),
 }
 
 

@@ -1,4 +1,4 @@
-"""Math functions that kernels for OpenCL CPU devices bring along (kernels/cpu/functions.py), compared with float64."""
+"""Math functions that kernels for OpenCL CPU devices define themselves (kernels/cpu/functions.py), versus float64."""
 
 from __future__ import annotations
 

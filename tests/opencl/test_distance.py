@@ -25,7 +25,7 @@ def test_cdist(p: float, dtype: torch.dtype) -> None:
     a, b = numbers(2, 3, 4, dtype=dtype), numbers(2, 5, 4, dtype=dtype)
     b[1, 2] = a[1, 0]  # a distance of zero
     b[0, 1, 2] = a[0, 1, 2]  # one difference of zero
-    # Where derivatives are large, the CPU's float32 gradients differ as much from its float64 gradients.
+    # Where derivatives are large, the CPU's float32 gradients differ this much from its float64 gradients.
     close = {"rtol": 1e-4, "atol": 1e-4 if p == 0.5 and dtype == torch.float32 else 1e-5}
     found = [tensor.cpu().double() for tensor in run(*on_device((a, b)))]
     torch.testing.assert_close(found, run(a.double(), b.double()), rtol=1e-5, atol=2e-5)

@@ -1,5 +1,4 @@
-"""Distributions with parameters at and beyond their limits: the same errors or the same kinds of numbers as on the CPU.
-"""
+"""Distributions with parameters at and beyond their limits: errors and kinds of numbers are those of the CPU."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
     ),
 }  # fmt: skip
 
-# On devices with eight compute units the last one has a class of its own.
+# On devices with eight compute units the last size has a separate class.
 SEEN = [(5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22), (16, 24), (14, 18)]
 # On SIMT targets tiles depend on the sizes, so there are more classes.
 SEEN_IN_LOCKSTEP = [(13, 12), (9, 16), (14, 10), (11, 15), (15, 11), (23, 12), (24, 10)]
@@ -231,7 +231,7 @@ def spaced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """Places the tensor at storage offset 1."""
+    """Places the tensor at storage offset 1, which is not aligned to 16 bytes."""
     return placed(tensor, "cpu", torch.empty(tensor.shape).stride(), 1)
 
 

@@ -78,8 +78,7 @@ def same_outcome(function: Callable[..., Any], *arguments: Any, **tolerances: fl
 @pytest.mark.parametrize("dtype", OTHER_DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
-    """Results agree up to the rounding of float16. If the CPU rounds to float16 before it writes, so does the device.
-    """
+    """Results agree up to float16's rounding. If the CPU rounds to float16 before it writes, so does the device."""
     a, b = torch.rand(4, 4).half() * 4, torch.rand(4, 4).half()
     operator, shape = OPERATORS[name], SHAPES.get(name)
     if shape is None:
