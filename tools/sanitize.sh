@@ -69,7 +69,7 @@ elif [ $# -eq 0 ]; then
   run "$root"/tests/runtime/test_{allocator,allocator_model,device_faults,device_loss,host_async}.py \
     "$root"/tests/accelerator/test_{streams,threads,memory}.py "$root"/tests/drivers/test_kernel_launch.py \
     "$root"/tests/opencl/test_{plans,host_work,graph_branches}.py \
-    "$root"/tests/opencl/test_dynamic_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
+    "$root"/tests/opencl/test_dynamic_shape_guards.py::test_threads_call_one_operator_with_changing_shapes
   run --on opencl "$root"/tests/accelerator/test_{streams,threads,memory}.py
 else
   given=()

@@ -1,4 +1,4 @@
-"""Comparing what an OpenCL device computes with what the CPU does."""
+"""Helpers that compare the results of an OpenCL device with those of the CPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import torch_backplane
 from torch_backplane import plans
 
 DEVICE = "bp:0"
-LAYOUTS = 2  # in which `agrees` calls a function: as many plans there are of a call
+LAYOUTS = 2  # number of layouts in which `agrees` calls a function, and so of plans per call
 
 
 def had(dtypes: Iterable[torch.dtype]) -> list[torch.dtype]:
-    """Those of `dtypes` that the device has: for tests that go through several."""
+    """Returns the `dtypes` that the device supports, for tests that loop over several."""
     return [dtype for dtype in dtypes if dtype in torch.bp.get_device_properties(DEVICE).dtypes]
 
 
 def why_not(dtypes: Iterable[torch.dtype]) -> str | None:
-    """Why a test that needs all of `dtypes` skips; None if it does not."""
+    """Returns the skip reason of a test that needs all of `dtypes`; None if the device supports them."""
     dtypes = list(dtypes)
     there = had(dtypes)
     lacking = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in there]
@@ -35,20 +35,20 @@ def why_not(dtypes: Iterable[torch.dtype]) -> str | None:
 
 
 def lacks_a_dtype_of(values: Any) -> bool:
-    """Whether the device lacks the dtype of a tensor among `values`, which may be nested."""
+    """Returns whether the device lacks the dtype of a tensor in `values`, a pytree."""
     return why_not(one.dtype for one in tree_iter(values) if isinstance(one, torch.Tensor)) is not None
 
 
 def need(*dtypes: torch.dtype) -> None:
-    """Skips the test on a device that lacks one of `dtypes`. Those that a test has among its parameters are needed
-    without a call of this (`conftest.py`)."""
+    """Skips the test if the device lacks one of `dtypes`. For dtypes among a test's parameters, `conftest.py` does
+    this."""
     reason = why_not(dtypes)
     if reason:
         pytest.skip(reason)
 
 
 def need_memory(bytes_: int) -> None:
-    """Skips the test on a device that has less, or gives less in one piece."""
+    """Skips the test if the device cannot allocate this many bytes in one block."""
     try:
         torch.empty(bytes_, dtype=torch.uint8, device=DEVICE)
     except torch.OutOfMemoryError as error:
@@ -57,8 +57,8 @@ def need_memory(bytes_: int) -> None:
 
 
 def peak_memory(function: Callable[..., Any], *arguments: Any) -> int:
-    """Bytes that a call has at its peak, its result among them. What earlier tests left behind is let go of before:
-    memory that came back during the call would count as less.
+    """Returns the peak number of bytes that a call allocates, including its result. Garbage of earlier tests is
+    collected first, because memory freed during the call would reduce the number.
     """
     gc.collect()
     torch.bp.synchronize()  # type: ignore[attr-defined]
@@ -66,14 +66,16 @@ def peak_memory(function: Callable[..., Any], *arguments: Any) -> int:
     before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
     result = function(*arguments)
     peak = torch.bp.max_memory_allocated()  # type: ignore[attr-defined]
-    del result  # lived until now
+    del result  # kept alive until here
     return int(peak - before)
 
 
 def placed(
     tensor: torch.Tensor, device: str, strides: Sequence[int] | None = None, offset: int | None = None
 ) -> torch.Tensor:
-    """A copy with the same strides, at the same distance from the start of memory, or with others."""
+    """Returns a copy with these strides and this storage offset; by default the same strides, and the same offset
+    modulo 16.
+    """
     strides = tensor.stride() if strides is None else strides
     offset = tensor.storage_offset() % 16 if offset is None else offset
     reach = (
@@ -83,13 +85,13 @@ def placed(
     result = memory.as_strided(tensor.shape, strides, offset)
     single = tuple(
         slice(0, None if step else 1) for step in strides
-    )  # where elements are one in memory, writes are refused
+    )  # PyTorch refuses writes to elements that share memory
     result[single].copy_(tensor[single])
     return result
 
 
 def on_device(value: Any) -> Any:
-    """Tensors in `value` moved to the device, with the same strides and at the same offset."""
+    """Moves the tensors in `value` to the device, with the same strides and offset."""
 
     return tree_map_only(torch.Tensor, lambda tensor: placed(tensor, DEVICE), value)
 
@@ -100,7 +102,7 @@ def to_cpu(value: Any) -> Any:
 
 @contextmanager
 def plans_from_the_start() -> Iterator[None]:
-    """For tests that count plans: there are none, and they are used, whatever TORCH_BACKPLANE_PLANS says."""
+    """Clears the plans and enables them, whatever TORCH_BACKPLANE_PLANS says. For tests that count plans."""
     mode = plans.mode()
     plans.clear()
     plans.set_mode("1")
@@ -108,14 +110,19 @@ def plans_from_the_start() -> Iterator[None]:
         yield
     finally:
         plans.set_mode(mode)
-        plans.clear()  # tests change what planners go by, such as the device's dialect
+        plans.clear()  # tests change the input of planners, such as the device's dialect
 
 
 def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None = 0, **tolerances: float) -> None:
-    """Calls `function` on the device and on the CPU: equal results, and equal arguments afterwards. Four times, as
-    plans are made by one call and replayed by others: as it is, with other numbers, in another layout or with fewer
-    rows (the CPU may refuse these, and so must the device), and as it is. `fallbacks`: how many operators may run on
-    the CPU in the first and the last call; None: any number."""
+    """Asserts that `function` gives equal results, and leaves equal arguments, on the device and on the CPU.
+
+    Calls it four times, because one call makes a plan and others replay it: with the arguments as they are, with other
+    numbers, with another layout or fewer rows, and with the original arguments again. If the CPU refuses the changed
+    arguments, the device must refuse them too.
+
+    Args:
+        fallbacks: the exact number of fallbacks in the first and the last call; None accepts any number.
+    """
     _agrees_once(function, arguments, fallbacks, tolerances)
     for given in (other_numbers(arguments), elsewhere(arguments)):
         error = _raised(function, copied(given))
@@ -123,13 +130,13 @@ def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None 
             try:
                 _agrees_once(function, given, None, tolerances)
             except AssertionError:
-                # Some of the CPU's kernels are wrong about strides; then it has itself against it.
+                # Some CPU kernels are wrong for some strides: compare with the CPU's result for the original layout.
                 if not _same_numbers(given, arguments):
                     raise
                 _agrees_once(function, given, None, tolerances, reference=copied(arguments))
         else:
             found = _raised(function, on_device(given))
-            # Some of the CPU's kernels of an operator have one type for an index out of bounds, some the other.
+            # CPU kernels of one operator differ in the exception type for an index out of bounds.
             found_late = isinstance(found, IndexError) and "out of bounds" in str(error)
             assert type(found) is type(error) or found_late, f"{found!r}; the CPU: {error!r}"
     _agrees_once(function, arguments, fallbacks, tolerances)
@@ -159,7 +166,7 @@ def _agrees_once(
     tolerances: dict[str, float],
     reference: Any = None,
 ) -> None:
-    """One call on both; on the CPU with `reference`, or else the same arguments."""
+    """Compares one call on the device with one on the CPU, which gets `reference` if given, else `arguments`."""
     reference = copied(arguments) if reference is None else reference
     expected = function(*reference)
     given = on_device(arguments)
@@ -173,14 +180,14 @@ def _agrees_once(
 
 
 def copied(value: Any) -> Any:
-    """Tensors in `value` copied, with the same strides and at the same offset."""
+    """Copies the tensors in `value`, with the same strides and offset."""
     return tree_map_only(torch.Tensor, lambda tensor: placed(tensor, "cpu"), value)
 
 
 def other_numbers(arguments: Any) -> Any:
-    """The arguments with each number in another place, so that they stay what the function wants (probabilities,
-    indices that exist): in each floating-point tensor and in the first, whatever its dtype. Other integers stay: they
-    may be indices that belong together."""
+    """Returns the arguments with the elements of some tensors rotated by one, so that they stay valid (probabilities,
+    indices in range). Rotates each floating-point or complex tensor, and the first tensor whatever its dtype. Other
+    integers stay: they may be indices that depend on each other."""
     first = True
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,12 +203,12 @@ def other_numbers(arguments: Any) -> Any:
 
 
 def elsewhere(arguments: Any) -> Any:
-    """The arguments with other strides, at another alignment, or fewer: one of these, by the test's seed."""
+    """Returns the arguments with other strides, another alignment or fewer rows. The test's seed decides which."""
     return _chances().choice(_CHANGES)(arguments)
 
 
 def _chances() -> random.Random:
-    """Of this test's own, going on from call to call."""
+    """Returns this test's random generator. Its state continues from call to call."""
     if _chance.get("seed") != torch.initial_seed():
         _chance.update(seed=torch.initial_seed(), random=random.Random(torch.initial_seed()))
     return _chance["random"]
@@ -211,7 +218,7 @@ _chance: dict[str, Any] = {}
 
 
 def _with_gaps(arguments: Any) -> Any:
-    """A gap after every element."""
+    """Adds a gap after every element."""
 
     def spaced(tensor: torch.Tensor) -> torch.Tensor:
         return placed(tensor, "cpu", [2 * step for step in tensor.stride()])
@@ -220,7 +227,7 @@ def _with_gaps(arguments: Any) -> Any:
 
 
 def _turned(arguments: Any) -> Any:
-    """The first dimension the fastest."""
+    """Makes the first dimension the fastest-varying one."""
 
     def turned(tensor: torch.Tensor) -> torch.Tensor:
         return placed(
@@ -231,7 +238,7 @@ def _turned(arguments: Any) -> Any:
 
 
 def _shifted(arguments: Any) -> Any:
-    """One element behind a multiple of 16 bytes."""
+    """Places each tensor at storage offset 1, which is not aligned to 16 bytes."""
 
     def shifted(tensor: torch.Tensor) -> torch.Tensor:
         return placed(tensor, "cpu", tensor.stride(), 1)
@@ -240,7 +247,7 @@ def _shifted(arguments: Any) -> Any:
 
 
 def _fewer(arguments: Any) -> Any:
-    """Without the last row of the first tensor, and of those that have as many. The CPU may refuse that."""
+    """Removes the last row of the first tensor, and of those with the same number of rows. The CPU may refuse that."""
     rows = next(
         (tensor.shape[0] for tensor in tree_iter(arguments) if isinstance(tensor, torch.Tensor) and tensor.dim()), 0
     )
@@ -255,8 +262,8 @@ _CHANGES = (_with_gaps, _turned, _shifted, _fewer)
 
 
 def refused_alike(function: Callable[..., Any], *arguments: Any) -> None:
-    """The CPU refuses the call, and the device twice (planned, and once it is known) with the same error in the same
-    words; no tensor is changed."""
+    """Asserts that the CPU refuses the call and that the device refuses it twice (planned, and with its signature
+    known) with the same error type and message, and that no tensor changes."""
     with pytest.raises((RuntimeError, IndexError)) as expected:
         function(*arguments)
     given = on_device(arguments)

@@ -1,12 +1,12 @@
-"""Tests in this folder run on the first OpenCL device, in a process that has it as bp:0 and a host device as bp:1.
+"""Runs the tests of this folder on the first OpenCL device, in a process where it is bp:0 and a host device is bp:1.
 
-Without an OpenCL device they skip, and with REQUIRE_OPENCL=1 they fail then. `TORCH_BACKPLANE_PLANS=0` or `=check` in
-the environment runs them that way.
+Without an OpenCL device the tests skip; with REQUIRE_OPENCL=1 they fail instead. `TORCH_BACKPLANE_PLANS=0` and `=check`
+in the environment apply to them.
 
-A device may lack float64 and complex128, as Mesa's for processors does. A test that has a dtype among its parameters
-skips where the device lacks that, and says so; one that needs it otherwise calls `agreement.need`, and one that goes
-through several dtypes asks `agreement.had` which of them there are. `@pytest.mark.fault(name)` is for what an
-implementation does wrong (`faults.py`).
+A device may lack float64 and complex128, as Mesa's CPU device does. A test with a dtype among its parameters skips if
+the device lacks that dtype. A test that needs a dtype otherwise calls `agreement.need`. A test that loops over several
+dtypes calls `agreement.had` to get those that the device supports. `@pytest.mark.fault(name)` marks tests that fail
+because of a bug in an OpenCL implementation (`faults.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fault(name): fails where the implementation of OpenCL has it (faults.py)")
+    config.addinivalue_line("markers", "fault(name): fails if the OpenCL implementation has this bug (faults.py)")
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def worker() -> Worker:
 
 @pytest.fixture(autouse=True)
 def _with_worker(worker: Worker) -> None:
-    """Makes the worker known to the hook below for every test."""
+    """Provides the worker to the hook below for every test."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,7 +50,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     known = [name for name in marks if worker.ask("faults", "present", name)]
     try:
         worker.call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments, seed)
-    except AssertionError as error:  # wrong numbers, which is what faults make
+    except AssertionError as error:  # faults produce wrong numbers
         if not known:
             raise
         pytest.xfail(f"{faults.DESCRIPTIONS[known[0]]}: {error!r:.200}")
@@ -60,7 +60,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
 
 
 def _dtypes(test: pytest.Function) -> list[torch.dtype]:
-    """Among the test's parameters."""
+    """Returns the dtypes among the test's parameters."""
     parameters = test.callspec.params if hasattr(test, "callspec") else {}
     return [value for value in tree_leaves(list(parameters.values())) if isinstance(value, torch.dtype)]
 

@@ -1,4 +1,4 @@
-"""Calls of ATen's operators on the CPU, as PyTorch's operator database makes them: for sweeps over all of them."""
+"""Collects the ATen calls that the samples of PyTorch's operator database make on the CPU, for sweeps over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAMPLES = 4
 
 
 class Call(NamedTuple):
-    """Of an operator that changes none of its arguments; all tensors are dense."""
+    """A call of an operator that mutates none of its arguments. All its tensors are strided."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -42,13 +42,13 @@ class _Listener(TorchDispatchMode):
 
 
 def calls(wanted: Callable[[Call], bool], most: int = 1) -> list[Call]:
-    """Those in float32 that are `wanted`, at `most` so many of each operator."""
+    """Returns the float32 calls for which `wanted` is true, at most `most` of each operator."""
     listener = _Listener(wanted, most)
     for op in op_db:
         try:
             for sample in islice(op.sample_inputs("cpu", torch.float32), _SAMPLES):
                 with listener:
                     op(sample.input, *sample.args, **sample.kwargs)
-        except Exception:  # not of float32, or not on the CPU
+        except Exception:  # no float32 samples, or not supported on the CPU
             continue
     return [call for found in listener.found.values() for call in found]

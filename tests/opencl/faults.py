@@ -1,7 +1,7 @@
-"""What is wrong in implementations of OpenCL, each shown by a program without Backplane (docs/opencl.md).
+"""Known bugs of OpenCL implementations, each detected by a kernel that does not involve Backplane (docs/opencl.md).
 
-A test that such a fault breaks has the marker `fault`, with its name here. Where the fault is, the test is expected to
-fail, and must not pass.
+A test that such a fault breaks has the marker `fault` with the fault's name. If the implementation has the fault, the
+test is expected to fail and must not pass.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ DESCRIPTIONS = {"short loops": "the implementation ends all loops of a work item
 
 @cache
 def present(name: str) -> bool:
-    """Whether the implementation behind bp:0 has the fault."""
+    """Returns whether the implementation behind bp:0 has the fault."""
     assert name == "short loops"
     return _runs("int rounds = 0; while (rounds < x) ++rounds; result = rounds;", 70_000) != 70_000
 
 
 def _runs(text: str, x: float) -> float:
-    """What `text` makes of `x`."""
+    """Runs a kernel with the body `text` on `x` and returns its `result`."""
     import pyopencl as cl
 
     name = torch.bp.get_device_properties(0).name

@@ -1,4 +1,4 @@
-"""Arguments that most operators take, made of their schemas, and what becomes of a call."""
+"""Arguments that most operators accept, generated from their schemas, and the outcome of a call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
-# PyTorch's CPU kernels of these end the process, or read beyond memory, where tensors do not belong together. With each
-# tensor of these calls in front of a page that nobody may read, no others do.
+# The CPU kernels of operators with these words in their names crash or read out of bounds if tensors do not match. No
+# other operators do: this was checked with each tensor of these calls placed directly before an inaccessible page.
 CRASHES = (
     "_compute_linear_combination", "_fused_", "_log_softmax_backward_data", "_masked_softmax", "_pad",
     "_weight_norm_interface", "batch_norm", "dist_backward", "grid_sampler",
 )  # fmt: skip
 
-# Of these our planners refuse such tensors, for which the CPU returns what it finds behind them.
+# For these, our planners refuse tensors that do not match. The CPU kernels return what they read out of bounds.
 REFUSED = ("_compute_linear_combination", "_log_softmax_backward_data")
 
 
@@ -30,7 +30,7 @@ def outcome(function: Any, arguments: list[Any]) -> tuple[str, str]:
 
 
 def plain_value(argument: Any, tensor: torch.Tensor, number: float) -> Any:
-    """Something of the argument's type: one that most operators take."""
+    """Returns a value of the argument's type that most operators accept."""
     kind = str(argument.type)
     if argument.has_default_value() and "Tensor" not in kind and "number" not in kind and "float" not in kind:
         return argument.default_value
@@ -52,14 +52,14 @@ def plain_value(argument: Any, tensor: torch.Tensor, number: float) -> Any:
 
 
 def plain_arguments(overload: OpOverload, dtype: torch.dtype) -> list[Any]:
-    """A value for each argument of the schema, with small tensors of the dtype."""
+    """Returns a value for each argument of the schema, with small tensors of the dtype."""
     tensor = (torch.tensor([[1, 2, 3], [4, 5, 6]]) / (8 if dtype.is_floating_point else 1)).to(dtype)
     number = 0.5 if dtype.is_floating_point else 2
     return [plain_value(one, tensor, number) for one in overload._schema.arguments]
 
 
 def by_position(overload: OpOverload) -> Callable[..., Any]:
-    """The overload as a function of all its arguments in the order of the schema."""
+    """Returns the overload as a function that takes all arguments by position, in the schema's order."""
     schema = overload._schema.arguments
 
     def call(*values: Any) -> Any:

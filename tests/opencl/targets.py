@@ -1,4 +1,4 @@
-"""The device taken for another one, within a test."""
+"""Replaces the device's target within a test."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ launch = importlib.import_module("torch_backplane.planning.launch")  # the packa
 
 @contextmanager
 def target(kind: str, **figures: Any) -> Iterator[None]:
-    """With kernels as for such a device. Skips the test where a compiler makes lanes of work items and the test wants
-    the forms of processors, whose vectors it takes minutes for.
+    """Generates kernels for a device of this kind. Skips the test if it wants kernels for processors and the device's
+    compiler maps work items to SIMD lanes: such a compiler takes minutes for their vector types.
     """
     index = torch.device(DEVICE).index
     own = launch.dialect_of(index)
     if own.target.simt and not Target.of_kind(kind).simt:
-        pytest.skip("the device's compiler is none for kernels of processors")
+        pytest.skip("the device's compiler is not made for kernels for processors")
     launch._generated.clear()
     launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
     kernel_capabilities.declare_kernel_capabilities([index])
@@ -43,9 +43,9 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
 
 @contextmanager
 def host_first() -> Iterator[None]:
-    """As if it cost nothing to begin work on the host: what it has libraries for is the host's, however small."""
+    """Sets the minimum size of work for the host's libraries to 0, so that they are chosen for calls of any size."""
     with mock.patch.dict(costs.HOST_FROM, dict.fromkeys(costs.HOST_FROM, 0)):
-        _C.advance_configuration_epoch()  # plans were made otherwise
+        _C.advance_configuration_epoch()  # discards the plans made before
         try:
             yield
         finally:

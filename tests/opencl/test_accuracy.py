@@ -1,5 +1,5 @@
-"""Sums are as exact as the CPU's: a sample of `python -m torch_backplane conformance --accuracy`, on kernels for CPUs
-and, in a process of its own, for GPUs."""
+"""Sums are as accurate as the CPU's: a sample of `python -m torch_backplane conformance --accuracy`, with kernels for
+CPUs and, in a separate process, for GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLE = {
 }
 
 
-# A work item goes through more numbers than it is let where loops are short.
+# Their loops in one work item exceed the limit of implementations with the fault "short loops".
 LONG = {"cdist of order 1"}
 
 
@@ -51,14 +51,14 @@ LONG = {"cdist of order 1"}
     "name",
     [pytest.param(name, marks=[pytest.mark.fault("short loops")] if name in LONG else []) for name in SAMPLE],
 )
-def test_as_exact_as_the_cpu(name):
+def test_as_accurate_as_the_cpu(name):
     (case,) = [case for case in chosen("") if case.name == name]
     found = measure_one(torch.device("bp:0"), torch.float32, case, min(10**5, case.most), SAMPLE[name])
     assert found.passed, found
 
 
-def test_a_draw_that_cancels_is_not_the_only_one():
-    """Whatever is less exact is so in most draws, and found; one unlucky draw is not enough."""
+def test_accuracy_is_judged_over_several_draws():
+    """A less accurate function fails in most draws and is detected. A single unlucky draw is no failure."""
     (case,) = [case for case in chosen("") if case.name == "trace"]
     device = torch.device("bp:0")
 
@@ -70,7 +70,7 @@ def test_a_draw_that_cancels_is_not_the_only_one():
     assert not worse.passed
     assert worse.draws == DRAWS
 
-    # One wrong result of a draw, the first or one whose neighbours are right, is a failure too.
+    # A single wrong result among the results of a draw is a failure too.
     def wrong_once(x: torch.Tensor) -> torch.Tensor:
         out = x.mean(-1)
         return out if out.device.type == "cpu" else torch.cat([out[:1] * 1.001, out[1:]])
@@ -79,7 +79,7 @@ def test_a_draw_that_cancels_is_not_the_only_one():
     assert not measure_one(device, torch.float32, replace(rows, function=wrong_once), 1000, "positive").passed
 
 
-def test_as_exact_as_the_cpu_on_kernels_for_gpus():
+def test_as_accurate_as_the_cpu_with_kernels_for_gpus():
     names = {"sum, inner", "var_mean", "native_layer_norm", "cumsum", "mm"}
     command = [sys.executable, "-m", "torch_backplane", "conformance", "--accuracy", "--driver", "opencl"]
     options = ["--match", f"^({'|'.join(names)})$", "--elements", "10000", "--json", "-"]
@@ -91,10 +91,10 @@ def test_as_exact_as_the_cpu_on_kernels_for_gpus():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_half_precision_is_added_up_before_it_is_rounded(rank: int, dtype: torch.dtype) -> None:
-    """The patches of a transposed convolution, which is the backward of one that is not, meet in each element."""
+def test_half_precision_sums_are_rounded_once(rank: int, dtype: torch.dtype) -> None:
+    """Overlapping patches of a transposed convolution, and so of a convolution's backward, add up in each element."""
     image, weight = (torch.randn(2, 3, *[size] * rank).to(dtype) for size in (6, 3))
-    weight = weight.repeat(2, *[1] * (rank + 1))[:3]  # of three channels to three
+    weight = weight.repeat(2, *[1] * (rank + 1))[:3]  # three input and three output channels
     transposed, plain = (getattr(F, f"{name}{rank}d") for name in ("conv_transpose", "conv"))
 
     def gradient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -124,19 +124,20 @@ ADDITIONS = {
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ADDITIONS)
-def test_half_precision_counts_beyond_its_digits(name: str, dtype: torch.dtype) -> None:
-    """5,000 ones in one place, which would be 2,048 and 256 if each sum were rounded; PyTorch's CPU adds up in float32
-    where there is no `put` in it."""
+def test_half_precision_sums_exceed_the_range_of_exact_integers(name: str, dtype: torch.dtype) -> None:
+    """The sum of 5,000 ones in one element would be 2,048 (float16) or 256 (bfloat16) if each step were rounded.
+    PyTorch's CPU kernels accumulate in float32 except in `put` and `index_put`."""
     z, i = torch.zeros(2, 3, dtype=dtype, device=DEVICE), torch.zeros(5000, dtype=torch.int64, device=DEVICE)
-    for _ in range(2):  # planned, and again
+    for _ in range(2):  # planned, then replayed
         found = ADDITIONS[name](z, i, torch.ones(5000, 3, dtype=dtype, device=DEVICE))
         assert found[0, 0].item() == pytest.approx(5000, rel=torch.finfo(dtype).eps)
         assert not found[1].any()
 
 
 @pytest.mark.parametrize("shape", [(200_000, 4, 10), (1_000_000, 4), (400_000, 2, 3)])
-def test_batch_norm_of_many_short_pieces(shape: tuple[int, ...]) -> None:
-    """What their sums lose is added up, too, and was off by whole deviations."""
+def test_batch_norm_of_many_short_runs(shape: tuple[int, ...]) -> None:
+    """Rounding errors of the runs' sums are accumulated and compensated. Without that, means were off by whole standard
+    deviations."""
     x = torch.randn(shape) + 1e4
     dims = [dim for dim in range(len(shape)) if dim != 1]
     _, mean, rstd = (one.cpu() for one in torch.native_batch_norm(x.to(DEVICE), None, None, None, None, True, 0.1, 0.0))
@@ -145,7 +146,7 @@ def test_batch_norm_of_many_short_pieces(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(10**6,), (10**5, 7), (3, 10**5)])
-def test_roundings_of_long_products_do_not_add_up(shape: tuple[int, ...]) -> None:
+def test_rounding_errors_of_long_products_do_not_accumulate(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x = 1 + torch.randn(shape) * 1e-3
     dim = max(range(x.dim()), key=x.size)

@@ -1,4 +1,4 @@
-"""Activations that are more than a formula: RReLU, which draws slopes for negative elements and keeps them; GELU."""
+"""Activations that are more than a formula: RReLU, which draws slopes for negative elements and saves them; GELU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Some of them zero, of either sign, infinite and NaN."""
+    """Returns random values that include zeros of both signs, infinities and NaN."""
     torch.manual_seed(len(shape) + sum(shape))
     x = torch.randn(shape)
     flat = x.view(-1)
@@ -27,7 +27,7 @@ def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def check(out: torch.Tensor, x: torch.Tensor, noise: torch.Tensor, lower: float, upper: float) -> None:
-    """That the noise is 1 or drawn, as x says, and `out` what it makes of x."""
+    """Asserts that the noise is drawn where x <= 0 and 1 elsewhere, and that `out` is x times the noise."""
     out, x, noise = to_cpu((out, x, noise))
     drawn = x <= 0
     assert (noise[~drawn] == 1).all()
@@ -49,7 +49,7 @@ FORMS: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_training_draws_the_slopes_of_what_is_not_positive(dtype: torch.dtype, form: str) -> None:
+def test_training_draws_slopes_of_nonpositive_elements(dtype: torch.dtype, form: str) -> None:
     x = values(7, 33, dtype=dtype).to(DEVICE)
     noises = []
     for _ in range(3):
@@ -74,7 +74,7 @@ VIEWS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("noise", ["none", "transposed", "every second"])
 @pytest.mark.parametrize("x", VIEWS)
-def test_any_strides(x: str, noise: str) -> None:
+def test_rrelu_with_any_strides(x: str, noise: str) -> None:
     given, slopes = VIEWS[x](), VIEWS[noise]()
     out = aten.rrelu_with_noise(given, slopes, 0.1, 0.9, True)
     check(out, given, slopes, 0.1, 0.9)
@@ -92,7 +92,7 @@ def test_slopes_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
-def test_they_come_from_the_generator(own: bool) -> None:
+def test_slopes_come_from_the_generator(own: bool) -> None:
     x = torch.full((50,), -1.0, device=DEVICE)
     generator = torch.Generator(DEVICE) if own else None
 
@@ -111,7 +111,7 @@ def test_they_come_from_the_generator(own: bool) -> None:
     again = [draw() for _ in range(3)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], first[1])
-    # Strides do not matter: it is the element that has a number.
+    # The slope depends on the element's index, not on strides.
     seed()
     x = torch.full((10, 10), -1.0, device=DEVICE)[:, ::2].t().t().reshape(50)
     assert torch.equal(draw(), first[0])
@@ -129,7 +129,7 @@ def test_training_is_replayed() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_evaluated_it_is_a_leaky_relu_and_leaves_the_noise(dtype: torch.dtype) -> None:
+def test_rrelu_in_eval_mode_is_leaky_relu_and_keeps_noise(dtype: torch.dtype) -> None:
     for x in (values(7, 33, dtype=dtype), values(20, 6, dtype=dtype)[::2].t(), values(0, 3, dtype=dtype)):
         noise = torch.full(x.shape, -9.0, dtype=dtype)
         agrees(lambda x, noise: aten.rrelu_with_noise(x, noise, 0.1, 0.5, False), x, noise)
@@ -153,7 +153,7 @@ def test_few_elements(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gradient_in_training_is_the_slope(dtype: torch.dtype, inplace: bool) -> None:
     x = values(6, 11, dtype=dtype).nan_to_num(1.0, 2.0, -2.0)
-    weight = (2.0 ** torch.randint(-2, 3, (6, 11))).to(dtype)  # by which division is exact
+    weight = (2.0 ** torch.randint(-2, 3, (6, 11))).to(dtype)  # powers of two: division by them is exact
     for _ in range(3):
         leaf = x.to(DEVICE).requires_grad_()
         _C.reset_fallback_counts()
@@ -174,7 +174,7 @@ def test_gradients_agree_with_the_cpus(inplace: bool) -> None:
         return torch.autograd.grad(out, leaf, grad)[0]
 
     def trained(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        # Of one slope, so that nothing is random.
+        # Equal bounds make the slope deterministic.
         leaf = x.detach().requires_grad_()
         out = F.rrelu(leaf.clone() if inplace else leaf, 0.5, 0.5, training=True, inplace=inplace)
         return torch.autograd.grad(out, leaf, grad)[0]
@@ -185,13 +185,13 @@ def test_gradients_agree_with_the_cpus(inplace: bool) -> None:
         agrees(function, x.t(), grad.t())
 
 
-def test_a_tensor_may_be_its_own_noise() -> None:
+def test_input_and_noise_may_be_the_same_tensor() -> None:
     x = values(40).to(DEVICE)
     both = x.clone()
     check(aten.rrelu_with_noise(both, both, 0.1, 0.3, True), x, both, 0.1, 0.3)
 
 
-def test_the_functional_form_leaves_the_noise_that_it_is_given() -> None:
+def test_functional_form_does_not_change_the_given_noise() -> None:
     x, noise = values(40).to(DEVICE), torch.full((40,), -9.0, device=DEVICE)
     for _ in range(2):
         out, drawn = aten.rrelu_with_noise_functional(x, noise, 0.1, 0.3, True)
@@ -215,7 +215,7 @@ WRONG: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_pytorchs_error(name: str) -> None:
+def test_bad_input_raises_pytorchs_error(name: str) -> None:
     if "another dtype" in name:
         need(torch.float64)
     refused_alike(WRONG[name], torch.full((3,), -1.0))
@@ -230,8 +230,9 @@ def test_overlapping_memory_is_an_error() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["elu", "celu", "selu", "relu6", "hardtanh", "hardswish", "hardshrink", "softshrink"])
-def test_gradients_where_the_input_is_no_number(name: str, dtype: torch.dtype) -> None:
-    """NaN is on neither side of a limit: PyTorch passes the gradient on; its CPU does so of less than a vector."""
+def test_gradients_of_nan_inputs(name: str, dtype: torch.dtype) -> None:
+    """PyTorch passes the gradient of NaN inputs through. Its vectorized CPU kernels do not, so the tensor here is
+    smaller than a vector."""
     function = getattr(torch.nn.functional, name)
     given = torch.tensor([torch.nan, -1.0, 6.0], dtype=dtype)
     found = []
@@ -242,15 +243,15 @@ def test_gradients_where_the_input_is_no_number(name: str, dtype: torch.dtype) -
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
 
 
-def test_gelu_is_as_exact_as_the_cpus() -> None:
-    """Everywhere, and where nothing is left of one of its sides."""
+def test_gelu_is_as_accurate_as_the_cpus() -> None:
+    """For moderate inputs, and for large ones, where one side underflows to zero."""
     x = torch.cat([torch.linspace(-13, 13, 100_001), torch.tensor([0.0, -0.0, 3e38, -3e38, 1e-38, -1e-30])])
     for function in (F.gelu, lambda x: aten.gelu_backward(torch.ones_like(x), x)):
         exact = function(x.double())
         worst = [(function(x.to(device)).cpu() - exact).abs().max().item() for device in ("cpu", DEVICE)]
         assert worst[1] <= max(worst[0], 1e-6), worst
     far = torch.tensor([torch.inf, -torch.inf, torch.nan], device=DEVICE)
-    assert F.gelu(far).cpu().isnan().tolist() == [False, True, True]  # as torch.cuda's
+    assert F.gelu(far).cpu().isnan().tolist() == [False, True, True]  # as on CUDA
     assert F.gelu(far)[0].item() == torch.inf
     if why_not([torch.float64]) is None:
         torch.testing.assert_close(F.gelu(x.double().to(DEVICE)).cpu(), F.gelu(x.double()), rtol=1e-12, atol=1e-14)

@@ -1,4 +1,4 @@
-"""`agrees` itself: what a first call would not show, the calls after it do."""
+"""Tests of `agrees`: its later calls find errors that a first call does not show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def on_bp(x: torch.Tensor) -> bool:
 
 
 def calls(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """What `agrees` hands to the device in as many calls as bring all of its variations."""
+    """Returns the tensors that `agrees` passes to the device, in enough calls to see all its variations."""
     given: list[torch.Tensor] = []
 
     def noted(x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ def calls(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor
     return given
 
 
-def test_numbers_layouts_places_and_sizes_vary() -> None:
+def test_values_layouts_offsets_and_sizes_vary() -> None:
     given = calls(lambda x: x * 2)
     assert {x.storage_offset() for x in given} == {0, 1}
     assert {tuple(x.shape) for x in given} == {(4, 3), (3, 3)}
@@ -39,7 +39,7 @@ def test_numbers_layouts_places_and_sizes_vary() -> None:
     assert all(torch.equal(x.cpu(), X) for x in given[3::4])
 
 
-def test_what_was_kept_from_the_first_call_is_found() -> None:
+def test_results_cached_from_the_first_call_are_detected() -> None:
     kept: list[torch.Tensor] = []
 
     def double(x: torch.Tensor) -> torch.Tensor:
@@ -61,12 +61,12 @@ ASSUMING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("assumed", ASSUMING)
-def test_a_layout_or_a_size_that_is_assumed_is_found(assumed: str) -> None:
+def test_assumed_layouts_and_sizes_are_detected(assumed: str) -> None:
     with pytest.raises(AssertionError):
         calls(lambda x: (ASSUMING[assumed](x) if on_bp(x) else x).clone())
 
 
-def test_a_call_that_the_cpu_refuses_must_be_refused_alike() -> None:
+def test_device_must_raise_the_same_error_type_as_the_cpu() -> None:
     def refused(x: torch.Tensor, error: type[Exception] | None) -> torch.Tensor:
         if x.shape[0] == 3 and (error is not None or not on_bp(x)):
             raise (error or ValueError)("three rows")

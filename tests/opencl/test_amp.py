@@ -1,4 +1,4 @@
-"""What torch.amp.GradScaler and the optimizers under it run on the device."""
+"""Operators of torch.amp.GradScaler and of optimizers used with it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch_backplane import _C
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("value", [1.0, math.inf, -math.inf, math.nan])
-def test_gradients_are_unscaled_and_looked_through(dtype: torch.dtype, value: float) -> None:
+def test_gradients_are_unscaled_and_checked_for_nonfinite_values(dtype: torch.dtype, value: float) -> None:
     gradients = [torch.randn(5, 3, dtype=dtype), torch.randn(0, dtype=dtype), torch.randn(9, dtype=dtype)[::2]]
     gradients[2][3] = value
     on_device = [one.to(DEVICE) for one in gradients]
     found, inverse = torch.zeros(1, device=DEVICE), torch.tensor([0.25], device=DEVICE)
-    for _ in range(2):  # the second time only numbers are new
+    for _ in range(2):  # the second call differs only in values
         torch._amp_foreach_non_finite_check_and_unscale_(on_device, found, inverse)
         gradients = [one * 0.25 for one in gradients]
         assert found.item() == float(not math.isfinite(value))
@@ -38,7 +38,7 @@ def test_gradients_of_all_strides_are_unscaled_once(dtype: torch.dtype, order: i
         expected = [one * 0.25 for one in expected]
 
 
-def test_an_overflow_found_before_stays_found() -> None:
+def test_an_earlier_overflow_stays_recorded() -> None:
     found = torch.ones(1, device=DEVICE)
     torch._amp_foreach_non_finite_check_and_unscale_([found.clone()], found, torch.ones(1, device=DEVICE))
     assert found.item() == 1
@@ -47,7 +47,7 @@ def test_an_overflow_found_before_stays_found() -> None:
 @pytest.mark.parametrize("found", [0.0, 1.0])
 @pytest.mark.parametrize("tracker", [0, 3])
 @pytest.mark.parametrize("scale", [1024.0, 3e38])
-def test_the_scale_follows_what_was_found(found: float, tracker: int, scale: float) -> None:
+def test_scale_update_depends_on_overflows(found: float, tracker: int, scale: float) -> None:
     agrees(
         lambda scale, tracker, found: torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 4),
         torch.tensor([scale]),

@@ -1,4 +1,4 @@
-"""Attention in one pass: results and gradients are compared with float64."""
+"""Fused attention: compares results and gradients with float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch_backplane import plans
 from torch_backplane.planning import host_sees_memory
 
-MATH, ONE_PASS = 0, 4  # of at::SDPBackend; the latter is «overrideable»
+MATH, ONE_PASS = 0, 4  # values of at::SDPBackend; 4 is `overrideable`
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 def operands(shape: Shape, bias: str = "", dtype: torch.dtype = torch.float32, transposed: bool = False) -> Any:
-    """query, key, value, mask and a gradient of the result."""
+    """Returns query, key, value, mask and a gradient of the result."""
 
     def made(heads: int, length: int, depth: int) -> torch.Tensor:
         sizes = (shape.batch, length, heads, depth) if transposed else (shape.batch, heads, length, depth)
@@ -43,7 +43,7 @@ def operands(shape: Shape, bias: str = "", dtype: torch.dtype = torch.float32, t
     mask = None
     if bias == "bool":
         mask = torch.rand(shape.queries, shape.keys) > 0.3
-        mask[0] = False  # nothing is left of the first row
+        mask[0] = False  # the first row is fully masked
     elif bias:
         mask = torch.randn(shape.batch, 1, shape.queries, shape.keys).to(dtype)
         mask[..., ::3] = -torch.inf
@@ -51,7 +51,7 @@ def operands(shape: Shape, bias: str = "", dtype: torch.dtype = torch.float32, t
 
 
 def attended(given: Any, device: str, dtype: torch.dtype, **options: Any) -> list[torch.Tensor]:
-    """The result, and the gradients of query, key and value, in float64 on the CPU."""
+    """Returns the result and the gradients of query, key and value, converted to float64 on the CPU."""
     *tensors, mask, grad = given
     inputs = [one.to(device, dtype).detach().requires_grad_() for one in tensors]
     if mask is not None:
@@ -77,12 +77,12 @@ def chosen(*tensors: torch.Tensor, **options: Any) -> int:
 
 @contextmanager
 def kernels(**figures: int) -> Iterator[None]:
-    """Kernels for a GPU with these figures compute attention."""
+    """Computes attention with kernels for a GPU with these figures."""
     with target("gpu", **figures):
         yield
 
 
-# Figures decide how large tiles are: less than one and several of each, with and without what is after the diagonal.
+# The target's figures determine tile sizes. SMALL is less than one tile, LARGE has several of each kind.
 SMALL, LARGE = Shape(1, 2, 2, 5, 7, 8, 8), Shape(2, 4, 2, 70, 130, 24, 40)
 FEW_ITEMS, LITTLE_MEMORY = {"max_group_size": 64}, {"local_memory": 8 << 10}
 
@@ -120,8 +120,9 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_halves_where_one_weight_is_great(dtype: torch.dtype) -> None:
-    """Slopes all but cancel there, and the logarithm that weights are taken from is a number of three digits."""
+def test_gradients_in_half_precision_with_one_dominant_weight(dtype: torch.dtype) -> None:
+    """Score gradients almost cancel there, and the log-sum-exp from which weights are recomputed is several hundred, so
+    that its rounding error is large."""
     query, key, value = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 20, 8), 30 * torch.randn(1, 1, 20, 8)
     query[..., 0], key[..., 0] = 16 + torch.rand(64), 17.25
     key[..., 0, 0] = 18
@@ -137,8 +138,8 @@ def test_gradients_of_halves_where_one_weight_is_great(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_halves_where_values_are_alike(dtype: torch.dtype, causal: bool) -> None:
-    """Whatever scores are, they change nothing then: slopes are what all weigh, and cancel."""
+def test_gradients_in_half_precision_with_equal_values(dtype: torch.dtype, causal: bool) -> None:
+    """If all values are equal, the result does not depend on the scores: gradients of query and key are exactly 0."""
     query, key = (torch.randn(2, 4, 50, 24) for _ in range(2))
     value = torch.full((2, 4, 50, 24), 9984.0) * torch.randn(2, 4, 1, 24).sign()
     given = [*(one.to(dtype) for one in (query, key[:, ::2], value[:, ::2])), None, torch.randn(2, 4, 50, 24).to(dtype)]
@@ -160,7 +161,7 @@ def test_dynamic_shape() -> None:
         assert counts["dynamic_shape_replays"] > 4
 
 
-def test_numbers_that_are_not_finite() -> None:
+def test_nonfinite_inputs() -> None:
     query, key, value, _, _ = operands(Shape(1, 1, 1, 9, 70, 8, 8))
     query[..., 1, 0], key[..., 66, 1], value[..., 5, 2] = torch.nan, torch.inf, torch.inf
     with kernels():
@@ -170,19 +171,19 @@ def test_numbers_that_are_not_finite() -> None:
     )
 
 
-def test_memory_grows_with_the_length() -> None:
+def test_memory_grows_linearly_with_the_length() -> None:
     def peak(length: int) -> int:
         given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         return peak_memory(lambda: F.scaled_dot_product_attention(*given, is_causal=True).sum().backward())
 
     with kernels():
-        peak(64)  # what is kept from then on
+        peak(64)  # allocates what stays allocated
         short, long = peak(256), peak(1024)
     assert long <= 5 * short
-    assert long < 2 * 1024 * 1024 * 4  # a number for each query and key
+    assert long < 2 * 1024 * 1024 * 4  # one float32 per head, query and key
 
 
-def test_what_it_is_not_for_is_composed() -> None:
+def test_unsupported_calls_are_composed() -> None:
     x = torch.randn(2, 2, 6, 8, device=DEVICE)
     mask = torch.randn(6, 6, device=DEVICE)
     with target("gpu"):
@@ -190,10 +191,10 @@ def test_what_it_is_not_for_is_composed() -> None:
         assert chosen(x, x, x, mask) == ONE_PASS
         assert chosen(x, x, x, dropout_p=0.5) == ONE_PASS
         assert chosen(x, x, x, mask.clone().requires_grad_()) == ONE_PASS
-        assert chosen(x, x, x, mask.expand(3, 2, 6, 6)) == MATH  # the mask's batch is another one
+        assert chosen(x, x, x, mask.expand(3, 2, 6, 6)) == MATH  # the mask's batch size differs
         assert chosen(x, x, x, mask.expand(1, 1, 1, 6, 6)) == MATH
         assert chosen(x[0], x[0], x[0]) == MATH
-        assert chosen(x, x[:, :1], x[:, :1]) == MATH  # heads are not shared unless it is asked for
+        assert chosen(x, x[:, :1], x[:, :1]) == MATH  # heads are shared only with enable_gqa
         assert chosen(x, x[:, :1], x[:, :1], enable_gqa=True) == ONE_PASS
         assert chosen(x[:, :, :0], x, x) == MATH
         torch.testing.assert_close(
@@ -220,8 +221,10 @@ def test_what_it_is_not_for_is_composed() -> None:
 
 
 def drawn(given: Any, p: float, seed: int, **options: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """As `attended`, with dropout from a seed; and what the weights were multiplied by, which the same numbers say of
-    values that are an identity: as many of its columns at a time as the values have, for which there are kernels.
+    """Runs `attended` with dropout from a seed. Also returns the factors that dropout applied to the weights.
+
+    With the same seed and an identity matrix as values, attention returns the weights themselves. The identity is split
+    into parts with as many columns as the values, so that the same kernels run.
     """
     query, key, value, mask, _ = given
     torch.manual_seed(seed)
@@ -247,7 +250,7 @@ def drawn(given: Any, p: float, seed: int, **options: Any) -> tuple[list[torch.T
 
 
 def explicit(given: Any, factors: torch.Tensor, is_causal: bool = False) -> list[torch.Tensor]:
-    """The same in float64 on the CPU, step by step."""
+    """Computes the same from basic operators, in float64 on the CPU."""
     *tensors, mask, grad = given
     inputs = [one.double().detach().requires_grad_() for one in tensors]
     query, key, value = inputs
@@ -276,7 +279,7 @@ def explicit(given: Any, factors: torch.Tensor, is_causal: bool = False) -> list
 def test_dropout_and_its_gradients(shape: Shape, bias: str, causal: bool, figures: dict[str, int]) -> None:
     given = operands(shape, bias)
     if bias == "bool":
-        given[3][0, 0] = True  # of a row of which nothing is left, nothing can be recovered
+        given[3][0, 0] = True  # the dropout factors of a fully masked row cannot be recovered
     with target("gpu", **figures):
         found, factors = drawn(given, 0.3, 7, is_causal=causal)
         assert "backplane::attention_backward" in plans.stats()
@@ -300,8 +303,9 @@ def test_dropout_of_other_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_what_dropout_keeps(p: float) -> None:
-    """Neither its share nor its place tells anything: within five standard deviations."""
+def test_dropout_is_unbiased_and_uncorrelated(p: float) -> None:
+    """The rate of kept weights is right along all dimensions, and neighbours are uncorrelated, within five standard
+    deviations."""
     given = operands(Shape(2, 3, 3, 90, 150, 8, 8))
     with target("gpu"):
         _, factors = drawn(given, p, 11)
@@ -316,7 +320,7 @@ def test_what_dropout_keeps(p: float) -> None:
         assert abs((centred * other).mean()) <= 5 * variance / kept.numel() ** 0.5
 
 
-def test_dropout_expects_what_there_is_without_it() -> None:
+def test_mean_with_dropout_equals_the_result_without_dropout() -> None:
     query, key, value, _, _ = (None if one is None else one.to(DEVICE) for one in operands(Shape(1, 1, 1, 6, 20, 8, 4)))
     count, p = 400, 0.4
     many = [one.expand(count, *one.shape[1:]) for one in (query, key, value)]
@@ -328,7 +332,7 @@ def test_dropout_expects_what_there_is_without_it() -> None:
     assert found.std(0).min() > 0.01
 
 
-def test_the_next_call_drops_others_and_the_same_seed_the_same() -> None:
+def test_dropout_changes_per_call_and_repeats_with_the_seed() -> None:
     def draw() -> list[torch.Tensor]:
         out = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
         return [one.detach().cpu() for one in (out, *torch.autograd.grad(out.sum(), x))]
@@ -356,7 +360,7 @@ def test_the_next_call_drops_others_and_the_same_seed_the_same() -> None:
     assert not torch.equal(second[0], third[0])
 
 
-def test_edges_of_the_chance() -> None:
+def test_dropout_probability_at_and_beyond_its_limits() -> None:
     given = operands(Shape(1, 2, 2, 33, 20, 8, 8))
     with target("gpu"):
         nothing = attended(given, DEVICE, torch.float32, dropout_p=1.0)
@@ -372,7 +376,7 @@ def test_edges_of_the_chance() -> None:
         attended(given, DEVICE, torch.float32, dropout_p=-0.5)
 
 
-def test_another_chance_is_no_plan_and_dynamic_shape_drops() -> None:
+def test_plans_are_reused_for_other_dropout_probabilities_and_shapes() -> None:
     with target("gpu"):
         for number, length in enumerate((20, 20, 35, 35, 70, 90)):
             given = operands(Shape(1, 2, 2, length, length + 3, 8, 8))
@@ -392,7 +396,7 @@ def test_dropout_keeps_no_mask() -> None:
         return peak_memory(lambda: attention(*given, is_causal=True, dropout_p=0.2).sum().backward())
 
     with target("gpu"):
-        peak(64)  # what is kept from then on
+        peak(64)  # allocates what stays allocated
         assert peak(1024) <= 5 * peak(256)
 
 
@@ -400,7 +404,7 @@ def test_dropout_keeps_no_mask() -> None:
 
 
 def with_mask_gradient(given: Any, device: str, dtype: torch.dtype, **options: Any) -> list[torch.Tensor]:
-    """The gradients of query, key, value and mask, in float64 on the CPU."""
+    """Returns the gradients of query, key, value and mask, converted to float64 on the CPU."""
     *tensors, grad = given
     inputs = [one.to(device, dtype).detach().requires_grad_() for one in tensors]
     shares = inputs[0].shape[1] != inputs[1].shape[1]
@@ -417,7 +421,7 @@ def assert_mask_gradient(sizes: tuple[int, ...], shape: Shape, dtype: torch.dtyp
     found, right = with_mask_gradient(given, DEVICE, dtype), with_mask_gradient(given, "cpu", torch.float64)
     assert found[3].shape == mask.shape
     for name, ours, theirs in zip(("query", "key", "value", "mask"), found, right, strict=True):
-        # Of sums that are 0, as the slopes of a whole row are, only rounding is left.
+        # The score gradients of a row sum to 0. If the mask's gradient is such a sum, only rounding errors are left.
         least = 1.0 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
         scale = max(theirs.square().mean().sqrt().item(), least)
         torch.testing.assert_close(
@@ -442,7 +446,7 @@ MASKS = [
 @pytest.mark.parametrize("sizes", MASKS, ids=str)
 @pytest.mark.parametrize("units", [1, 16])
 def test_gradient_of_the_mask(sizes: tuple[int, ...], units: int) -> None:
-    """Broadcast in any dimension; on a device that more groups fill, sums have parts."""
+    """Masks broadcast in any dimension. On a device with more compute units, sums are divided into parts."""
     with target("gpu", max_group_size=64, compute_units=units):
         assert_mask_gradient(sizes, Shape(2, 4, 2, 70, 133, 24, 8))
         assert plans.stats()["backplane::attention_backward"]["planner_calls"] == 1
@@ -450,8 +454,8 @@ def test_gradient_of_the_mask(sizes: tuple[int, ...], units: int) -> None:
 
 @pytest.mark.parametrize("sizes", MASKS, ids=str)
 @pytest.mark.parametrize("units", [1, 16])
-def test_sums_of_slopes(sizes: tuple[int, ...], units: int) -> None:
-    """With a result of zeros, of which the sums of whole rows are no zeros."""
+def test_sums_of_score_gradients(sizes: tuple[int, ...], units: int) -> None:
+    """Passes a forward result of zeros to the backward, so that the score gradients of a row do not sum to 0."""
     shape = Shape(2, 4, 2, 70, 133, 24, 8)
     query, key, value, _, grad = operands(shape)
     mask = torch.randn(sizes)
@@ -475,7 +479,7 @@ def test_gradient_of_masks_of_other_dtypes(dtype: torch.dtype) -> None:
         assert "backplane::attention_backward" in plans.stats()
 
 
-def test_gradient_of_a_mask_of_float32_beside_halves() -> None:
+def test_gradient_of_a_float32_mask_with_float16_operands() -> None:
     query, key, value, _, grad = operands(Shape(2, 2, 2, 40, 50, 16, 16), dtype=torch.float16)
     mask = torch.randn(40, 50).requires_grad_()
 
@@ -513,7 +517,7 @@ def test_gradient_of_the_mask_alone_with_dropout() -> None:
     assert "attention_key_gradient" not in text
 
 
-def test_gradient_of_the_mask_is_the_same_each_time() -> None:
+def test_gradient_of_the_mask_is_deterministic() -> None:
     query, key, value, _, grad = operands(Shape(2, 4, 2, 70, 133, 24, 8))
     mask = torch.randn(133)
     torch.use_deterministic_algorithms(True)
@@ -525,23 +529,23 @@ def test_gradient_of_the_mask_is_the_same_each_time() -> None:
     assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
 
 
-def test_gradient_of_the_mask_has_no_memory_for_scores() -> None:
+def test_gradient_of_the_mask_does_not_allocate_scores() -> None:
     def peak(length: int) -> int:
         given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         mask = torch.zeros(length, device=DEVICE, requires_grad=True)
         return peak_memory(lambda: F.scaled_dot_product_attention(*given, attn_mask=mask).sum().backward())
 
     with target("gpu"):
-        peak(64)  # what is kept from then on
+        peak(64)  # allocates what stays allocated
         assert peak(1024) <= 5 * peak(256)
 
 
-# --- keys divided among groups, where queries are few
+# --- keys divided among groups, for few queries
 
 
 @contextmanager
 def divided(units: int, **figures: Any) -> Iterator[list[str]]:
-    """A target that few groups do not fill; the names of the kernels that are launched there."""
+    """Generates kernels for a GPU with `units` compute units. Yields the names of the kernels that are launched."""
     names: list[str] = []
     compiled = launch.compiled
 
@@ -594,8 +598,8 @@ def test_when_keys_are_divided() -> None:
         assert ("attention_merged" in names) == expected, (shape, units)
 
 
-def test_divided_keys_that_are_not_seen() -> None:
-    """Parts of which nothing is left, and a row of which nothing is."""
+def test_divided_keys_with_fully_masked_parts() -> None:
+    """Some parts are fully masked, and so is one row."""
     query, key, value, _, grad = operands(Shape(1, 2, 2, 2, 300, 8, 8))
     mask = torch.zeros(2, 300, dtype=torch.bool)
     mask[1, 70:75] = True
@@ -604,7 +608,7 @@ def test_divided_keys_that_are_not_seen() -> None:
     assert "attention_merged" in names
 
 
-def test_divided_keys_with_numbers_that_are_not_finite() -> None:
+def test_divided_keys_with_nonfinite_inputs() -> None:
     query, key, value, _, _ = operands(Shape(1, 1, 1, 4, 300, 8, 8))
     query[..., 1, 0], key[..., 66, 1], value[..., 5, 2] = torch.nan, torch.inf, torch.inf
     with divided(16) as names:
@@ -615,7 +619,7 @@ def test_divided_keys_with_numbers_that_are_not_finite() -> None:
     assert "attention_merged" in names
 
 
-def test_dropout_is_the_same_however_keys_are_divided() -> None:
+def test_dropout_does_not_depend_on_the_division_of_keys() -> None:
     given = operands(Shape(3, 4, 4, 3, 300, 8, 8))
     found = []
     for units in (1, 2, 16):
@@ -628,8 +632,8 @@ def test_dropout_is_the_same_however_keys_are_divided() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_decoding_by_a_growing_length() -> None:
-    """A key more each time: not a plan of its own each time."""
+def test_decoding_with_a_growing_number_of_keys() -> None:
+    """Most lengths reuse a plan."""
     query, keys, values, _, _ = operands(Shape(1, 2, 2, 1, 340, 8, 8))
     with divided(16) as names:
         for length in range(300, 340, 2):
@@ -643,8 +647,8 @@ def test_decoding_by_a_growing_length() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_fast_path_in_half_precision_is_as_finite_as_the_slow_path(dtype: torch.dtype) -> None:
-    """Products of these queries and keys are beyond float16."""
+def test_half_precision_fast_path_does_not_overflow(dtype: torch.dtype) -> None:
+    """The products of these queries and keys exceed the range of float16."""
     attention = torch.nn.MultiheadAttention(64, 1, batch_first=True, device="bp", dtype=dtype).eval()
     with torch.no_grad():
         attention.in_proj_weight.fill_(0.5)

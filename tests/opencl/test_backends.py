@@ -1,4 +1,4 @@
-"""torch.backends.bp: every switch has an effect, also on calls that were planned before."""
+"""torch.backends.bp: every switch takes effect, also on calls that were planned before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_backplane.planning import Candidate, Candidates, costs
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """In the process of the tests, in which fixtures do not run."""
+    """Restores the defaults. A decorator, because fixtures do not run in the worker process of the tests."""
     try:
         yield
     finally:
@@ -43,7 +43,7 @@ def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 @_as_it_was()
-def test_the_module_is_there_as_pytorchs_are() -> None:
+def test_module_has_the_functions_of_backend_modules() -> None:
     import torch.backends.bp as module
 
     assert module is torch.backends.bp  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_the_module_is_there_as_pytorchs_are() -> None:
 
 @_as_it_was()
 @host_first()
-def test_another_blas_library_computes_products_that_were_planned() -> None:
+def test_change_of_blas_library_applies_to_planned_products() -> None:
     needs_sight()
     blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
     a, b = torch.randn(70, 50), torch.randn(50, 90)
@@ -72,7 +72,7 @@ def test_another_blas_library_computes_products_that_were_planned() -> None:
 
 
 @_as_it_was()
-def test_a_preferred_library_that_does_not_take_a_call_leaves_it_to_the_next() -> None:
+def test_calls_unsupported_by_the_preferred_library_use_the_next() -> None:
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     integers = [torch.randint(-9, 9, (4, 4)) for _ in range(2)]
     ours = torch.mm(*(one.to(DEVICE) for one in integers))
@@ -112,13 +112,13 @@ def test_is_acceptable() -> None:
 
 @_as_it_was()
 @pytest.mark.fault("short loops")
-def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
+def test_workspace_size_bounds_partial_sums() -> None:
     size = torch.backends.bp.blas_workspace_size  # type: ignore[attr-defined]
     a, b = torch.randn(40, 8000), torch.randn(8000, 30)
     grad, x, w = torch.randn(8, 4, 38, 38), torch.randn(8, 3, 40, 40), torch.randn(4, 3, 3, 3)
 
     def taken(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> int:
-        """Bytes beside operands and result."""
+        """Returns the bytes allocated in addition to operands and result."""
         on_device = [one.to(DEVICE) for one in given]
         torch.testing.assert_close(function(*on_device).cpu(), function(*given), atol=1e-3, rtol=1e-4)
         return peak_memory(function, *on_device) - function(*on_device).nbytes
@@ -133,7 +133,7 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
             assert free > 40_000
             for limit in (free // 3, 0, free // 2, 2 * free):
                 assert size(limit) == size() == limit
-                rounded = 512 * 4  # what the allocator adds to each piece
+                rounded = 512 * 4  # the allocator rounds up the size of each block
                 found = taken(function, *given)
                 assert found <= min(limit, free) + rounded, (found, limit, free)
                 assert (found > rounded) == (limit > 0), (found, limit, free)
@@ -147,14 +147,14 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @_as_it_was()
-def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
+def test_reduced_precision_reduction_of_partial_sums(dtype: torch.dtype) -> None:
     switches, name = torch.backends.bp.matmul, f"allow_{'fp16' if dtype == torch.float16 else 'bf16'}"  # type: ignore[attr-defined]
     name += "_reduced_precision_reduction"
     a, b, c = torch.randn(40, 9000), torch.randn(9000, 30), torch.randn(40, 30)
     exact = torch.addmm(c.to(dtype).double(), a.to(dtype).double(), b.to(dtype).double())
 
     def multiply(transposed: bool) -> tuple[int, float]:
-        """Bytes beside operands and result, and the error, relative to the largest result."""
+        """Returns the bytes allocated besides operands and result, and the error relative to the largest result."""
         one, other, added = (tensor.to(dtype).to(DEVICE) for tensor in (a, b, c))
         given = (added.mT, other.mT, one.mT) if transposed else (added, one, other)
         found = torch.addmm(*given)
@@ -163,7 +163,7 @@ def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
         return taken, float((found.cpu() - exact).abs().max() / exact.abs().max())
 
     epsilon = torch.finfo(dtype).eps
-    for units in (40, 4000):  # with so many, chunks of parts are added up first
+    for units in (40, 4000):  # with 4,000, chunks of partial sums are added first
         with target("gpu", compute_units=units):
             for transposed in (False, True):
                 setattr(switches, name, False)
@@ -191,7 +191,7 @@ def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
 
 
 @_as_it_was()
-def test_kernels_compute_products_with_no_less_than_float32() -> None:
+def test_switches_for_precision_below_float32_have_no_effect() -> None:
     switches = torch.backends.bp.matmul  # type: ignore[attr-defined]
     for name, value, stays in (
         ("fp32_precision", "tf32", "ieee"),
@@ -214,7 +214,7 @@ def test_kernels_compute_products_with_no_less_than_float32() -> None:
 
 
 @_as_it_was()
-def test_the_library_of_linear_algebra() -> None:
+def test_preferred_linalg_library() -> None:
     preferred = torch.backends.bp.preferred_linalg_library  # type: ignore[attr-defined]
     assert preferred() == "default"
     assert preferred("host") == "host"
@@ -226,7 +226,7 @@ def test_the_library_of_linear_algebra() -> None:
 
 
 @_as_it_was()
-def test_the_library_of_attention() -> None:
+def test_preferred_attention_library() -> None:
     needs_sight()
     preferred = torch.backends.bp.preferred_attention_library  # type: ignore[attr-defined]
     given = [torch.randn(1, 2, 16, 8) for _ in range(3)]
@@ -281,19 +281,19 @@ def test_switches_of_libraries(name: str) -> None:
 
 
 @_as_it_was()
-def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
+def test_families_need_a_candidate_for_each_library() -> None:
     with pytest.raises(ValueError, match="products must have the libraries"):
         Candidates("products", Candidate("generated", lambda out: None))
 
 
 def _attended(queries: int = 8, **named: Any) -> tuple[int, str]:
-    """PyTorch's choice, and what ran."""
+    """Returns the backend that PyTorch chose, and an explanation of what ran."""
     given = [torch.randn(1, 2, queries, 16, device=DEVICE) for _ in range(3)]
     said = plans.explain(lambda: attend(*given, **named))
     return int(torch.ops.aten._fused_sdp_choice(*given, **named)), said
 
 
-@pytest.mark.parametrize("way", ["as it is", "a GPU's"])
+@pytest.mark.parametrize("way", ["own target", "gpu target"])
 @_as_it_was()
 def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
     def check(names: list[SDPBackend], *, fused: bool) -> None:
@@ -311,7 +311,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
             for name in ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE"):
                 check([getattr(SDPBackend, name)], fused=True)
 
-    if way == "as it is":
+    if way == "own target":
         needs_sight()
         run()
         return
@@ -320,7 +320,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
 
 
 @_as_it_was()
-def test_switches_of_attention_are_pytorchs() -> None:
+def test_attention_switches_are_those_of_pytorch() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
     for name in ("flash", "math", "overrideable"):
         asked, change = getattr(panel, f"{name}_sdp_enabled"), getattr(panel, f"enable_{name}_sdp")
@@ -338,7 +338,7 @@ def test_switches_of_attention_are_pytorchs() -> None:
 
 
 @_as_it_was()
-def test_why_attention_is_not_fused_is_told() -> None:
+def test_can_use_flash_attention_warns_why_not() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
     query = torch.randn(1, 2, 8, 16, device=DEVICE)
 
@@ -361,7 +361,7 @@ def test_why_attention_is_not_fused_is_told() -> None:
 
 
 @_as_it_was()
-def test_products_are_kernels_but_those_of_few_rows_and_large_ones() -> None:
+def test_host_computes_only_large_products_and_those_of_few_rows() -> None:
     needs_sight()
     sizes = [(8, 8, 8), (64, 64, 64), (8, 8, 8), (1, 64, 64), (300, 30, 300), (4, 300, 300), (16, 64, 16)]
     kernels = [True, True, True, False, True, False, True]
@@ -386,7 +386,7 @@ def test_products_are_kernels_but_those_of_few_rows_and_large_ones() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @_as_it_was()
 @host_first()
-def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch.dtype) -> None:
+def test_host_computes_half_precision_only_with_hardware_support(dtype: torch.dtype) -> None:
     needs_sight()
     asked = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}[dtype]
     product = torch.mm, *(torch.randn(80, 80).to(dtype).to(DEVICE) for _ in range(2))
@@ -401,7 +401,7 @@ def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch
             return layer(x)[0]
 
     ours: list[tuple[Any, ...]] = [product, (recurrent, steps)]
-    if dtype == torch.bfloat16:  # convolutions in float16 are kernels
+    if dtype == torch.bfloat16:  # float16 convolutions always run as generated kernels
         ours.append(convolution)
     has = getattr(torch.ops.mkldnn, asked)()
     assert ["on the host" in plans.explain(*one) for one in ours] == [has] * len(ours)
@@ -410,13 +410,13 @@ def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch
             _C.advance_configuration_epoch()
             assert ["on the host" in plans.explain(*one) for one in ours] == [has] * len(ours)
             torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
-            assert runs_on_host(*product)  # who wants it gets it
+            assert runs_on_host(*product)  # an explicit preference applies
             torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
     _C.advance_configuration_epoch()
 
 
-def test_calls_of_libraries_are_printed_where_that_is_wanted() -> None:
-    """In a process of its own, whose output is read: the lines come from C++, in whatever thread has the work."""
+def test_verbose_prints_library_calls() -> None:
+    """Runs in a subprocess to capture its output: C++ code prints the lines, in the thread that does the work."""
     needs_sight()
     program = """
 import torch

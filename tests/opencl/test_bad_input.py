@@ -1,5 +1,5 @@
-"""Bad input, and input at the edges: errors that say what is wrong, at the call or at the next synchronization, and no
-memory read or written beyond its end."""
+"""Invalid input and edge cases: errors say what is wrong, at the call or at the next synchronization, and no memory is
+read or written out of bounds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def synchronize() -> None:
 
 
 def raises_at_synchronization(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    """Twice, as the first call plans and the second replays; and the device works afterwards."""
+    """Asserts that the call's error is raised at the next synchronization and that the device works afterwards. Calls
+    twice: the first call plans, the second replays."""
     for _ in range(2):
-        call()  # only issues
+        call()  # only submits
         with pytest.raises(error, match=message):
             synchronize()
         synchronize()
@@ -62,7 +63,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.filterwarnings("ignore:.*mse_loss|.*target size")
-def test_shapes_that_do_not_fit_are_errors(name: str) -> None:
+def test_mismatched_shapes_are_errors(name: str) -> None:
     a, b = torch.ones(3, 4), torch.ones(2, 5)
     with pytest.raises(RuntimeError):
         SHAPES[name](a, b)
@@ -73,7 +74,7 @@ def test_shapes_that_do_not_fit_are_errors(name: str) -> None:
 
 @pytest.mark.parametrize(("to", "source"), [((3,), (4,)), ((5, 5), (25,)), ((4,), (2, 2)), ((0,), (3,)), ((3,), (0,))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
-def test_a_copy_that_does_not_fit_is_pytorchs_error(
+def test_mismatched_copy_raises_pytorchs_error(
     to: tuple[int, ...], source: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     message = r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension"
@@ -84,17 +85,17 @@ def test_a_copy_that_does_not_fit_is_pytorchs_error(
 
 
 @pytest.mark.parametrize("name", ["gcd", "lcm"])
-def test_divisors_of_floats_are_pytorchs_error(name: str) -> None:
+def test_gcd_and_lcm_of_floats_raise_pytorchs_error(name: str) -> None:
     with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
         getattr(torch, name)(torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE))
 
 
-def test_a_copy_of_too_many_dimensions_is_pytorchs_error() -> None:
+def test_copy_of_too_many_dimensions_raises_pytorchs_error() -> None:
     with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape \[3, 3, 4\]"):
         torch.ones(3, 4, device=DEVICE).copy_(torch.ones(3, 1, 4, device=DEVICE))
 
 
-# What does not broadcast, and what would have to make the tensor larger that is changed.
+# Shapes that do not broadcast, or whose broadcast is larger than the tensor that is changed.
 LARGER = [((2,), (3,)), ((2,), (3, 2)), ((2, 1), (2, 3)), ((), (1,)), ((2, 3), (2, 1, 3)), ((0,), (2,))]
 IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add_": lambda a, b: a.add_(b),
@@ -111,7 +112,7 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize(("shape", "other"), LARGER)
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_what_is_changed_in_place_keeps_its_shape(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+def test_in_place_operators_keep_the_shape(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> None:
     refused_alike(IN_PLACE[name], torch.full(shape, 2.0), torch.ones(other))
 
 
@@ -129,7 +130,7 @@ MASKED_FILLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 @pytest.mark.parametrize(("shape", "other"), LARGER)
 @pytest.mark.parametrize("name", MASKED_FILLS)
-def test_masked_fill_of_a_mask_that_does_not_fit(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+def test_masked_fill_with_a_mismatched_mask(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> None:
     a, mask = torch.zeros(shape), torch.ones(other, dtype=torch.bool)
     fills = MASKED_FILLS[name]
     if "in place" in name or not broadcast(shape, other):
@@ -147,7 +148,7 @@ def broadcast(*shapes: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("other", [(2,), (3,), (3, 2)])
-def test_masked_fill_of_a_mask_or_value_of_the_wrong_kind(other: tuple[int, ...]) -> None:
+def test_masked_fill_with_a_wrong_mask_dtype_or_value_shape(other: tuple[int, ...]) -> None:
     a, mask = torch.zeros(2), torch.ones(other)
     refused_alike(lambda a, mask: a.masked_fill_(mask.byte(), 1), a, mask)
     refused_alike(lambda a, mask: a.masked_fill(mask.int(), 1), a, mask)
@@ -156,14 +157,14 @@ def test_masked_fill_of_a_mask_or_value_of_the_wrong_kind(other: tuple[int, ...]
 
 
 @pytest.mark.parametrize("name", ["logit_", "div_", "exp_"])
-def test_a_result_that_its_tensor_cannot_hold_is_pytorchs_error(name: str) -> None:
+def test_in_place_result_of_a_wrong_dtype_raises_pytorchs_error(name: str) -> None:
     arguments = (2,) if name == "div_" else ()
     with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
         getattr(bp([1, 2], torch.int32), name)(*arguments)
 
 
 @pytest.mark.parametrize("name", ["addr", "logaddexp", "hypot", "ldexp", "mm", "lerp", "logsumexp", "where"])
-def test_an_out_that_cannot_hold_the_result_is_pytorchs_error(name: str) -> None:
+def test_out_of_a_wrong_dtype_raises_pytorchs_error(name: str) -> None:
     calls: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "addr": lambda a, out: torch.addr(a[0, 0], a[0], a[0], out=out),
         "lerp": lambda a, out: torch.lerp(a, a, 0.5, out=out),
@@ -178,7 +179,7 @@ def test_an_out_that_cannot_hold_the_result_is_pytorchs_error(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["add", "ldexp", "logaddexp", "hypot", "atan2", "bitwise_and"])
-def test_shapes_that_do_not_broadcast_are_told_in_pytorchs_words(name: str) -> None:
+def test_broadcasting_errors_have_pytorchs_messages(name: str) -> None:
     dtype = torch.int32 if name == "bitwise_and" else torch.float32
     for shape, other in (((7,), (8,)), ((2, 3, 4), (5, 1)), ((4, 1, 3), (2, 2))):
         refused_alike(getattr(torch, name), torch.ones(shape, dtype=dtype), torch.ones(other, dtype=dtype))
@@ -209,7 +210,7 @@ def test_integer_division_by_zero_is_an_error(name: str, dtype: torch.dtype, div
     raises_at_synchronization(RuntimeError, "ZeroDivisionError: .* was divided by zero", lambda: DIVISIONS[name](a, b))
 
 
-def test_division_in_place_by_itself_looks_at_the_divisor_before_it_is_overwritten() -> None:
+def test_in_place_division_by_itself_checks_the_original_divisor() -> None:
     def divide() -> None:
         a = bp([3, 0])
         a.floor_divide_(a)
@@ -217,11 +218,11 @@ def test_division_in_place_by_itself_looks_at_the_divisor_before_it_is_overwritt
     raises_at_synchronization(RuntimeError, "floor_divide: an integer was divided by zero", divide)
     a = bp([3, 5])
     assert a.floor_divide_(a).tolist() == [1, 1]
-    assert a.remainder_(a).tolist() == [0, 0]  # zeros that were not there when it divided
+    assert a.remainder_(a).tolist() == [0, 0]  # these zeros are results, not divisors
     synchronize()
 
 
-def test_division_that_is_no_error() -> None:
+def test_valid_divisions() -> None:
     agrees(lambda a, b: (a // b, a % b, torch.fmod(a, b)), torch.tensor([7.0, -7.0, 0.0]), torch.zeros(3))
     agrees(lambda a, b: a / b, torch.tensor([7, -7, 0]), torch.tensor([0, 0, 0]))
     agrees(lambda a: (a // 0, a % 0), torch.ones(0, dtype=torch.int64))
@@ -247,13 +248,13 @@ INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-# Of all others it is an IndexError, as on the CPU.
+# For these an index out of bounds is a RuntimeError; for all others it is an IndexError, as on the CPU.
 RUNTIME_ERRORS = {"gather", "scatter", "scatter_add"}
 
 
 @pytest.mark.parametrize("name", INDEXED)
 @pytest.mark.parametrize("index", [4, 1 << 40, -5])
-def test_an_index_out_of_range_is_an_error_and_touches_no_memory(name: str, index: int) -> None:
+def test_index_out_of_range_is_an_error_and_accesses_no_memory(name: str, index: int) -> None:
     x = torch.arange(16.0, device=DEVICE).view(4, 4)
     i = bp([0, index, 1])
     synchronize()
@@ -262,13 +263,13 @@ def test_an_index_out_of_range_is_an_error_and_touches_no_memory(name: str, inde
     assert x.flatten().tolist() == list(map(float, range(16)))
 
 
-def test_reading_a_result_reports_too() -> None:
+def test_reading_a_result_raises_its_error() -> None:
     x = torch.ones(4, device=DEVICE).index_select(0, bp([9]))
     with pytest.raises(IndexError, match="index_select: index 9 is out of bounds for dimension with size 4"):
         x.tolist()
 
 
-def test_the_indexed_operators_take_good_indices() -> None:
+def test_valid_indices() -> None:
     for name, call in INDEXED.items():
         if name not in ("nll_loss", "take"):
             agrees(call, torch.arange(16.0).view(4, 4), torch.tensor([0, 3, 1]))
@@ -292,7 +293,7 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", OVERLAPS)
-def test_overlapping_memory_is_pytorchs_error(name: str) -> None:
+def test_overlapping_memory_raises_pytorchs_error(name: str) -> None:
     message = "refers? to a single memory location"
     for x in (torch.ones(8), torch.ones(8, device=DEVICE)):
         with pytest.raises(RuntimeError, match=message):
@@ -302,11 +303,11 @@ def test_overlapping_memory_is_pytorchs_error(name: str) -> None:
 # Dtypes and kernel texts
 
 
-def test_a_dtype_that_kernels_do_not_have_runs_on_the_cpu() -> None:
+def test_dtype_without_kernels_runs_on_the_cpu() -> None:
     agrees(lambda a, b: (a * b).to(torch.complex64), torch.randn(3).to(torch.complex32), torch.randn(3), fallbacks=None)
 
 
-def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_is_built() -> None:
+def test_kernel_with_an_unsupported_dtype_is_an_error_before_it_is_built() -> None:
     from torch_backplane.kernels import OpenCLC, Target, geometry, pointwise
 
     where = geometry((4,), [(1,), (1,)])
@@ -321,13 +322,13 @@ def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_i
         )
 
 
-def test_kernel_text_that_does_not_compile_is_an_error_with_the_operator_and_the_compilers_words() -> None:
+def test_build_error_contains_the_operator_and_the_compilers_message() -> None:
     text = "kernel void broken(global float* a, const ulong offset) { this is not C }"
     x = torch.ones(4, device=DEVICE)
     kernel = _C.CompiledKernel(0, text, "broken", "my::operator", ["output"])
 
     def run() -> None:
-        _C.launch(kernel, [x], [4], [4])  # builds are in the background: the launch may know already, or not yet
+        _C.launch(kernel, [x], [4], [4])  # kernels are built in the background: the error may come here or later
         synchronize()
 
     with pytest.raises(RuntimeError, match=r"kernel broken of my::operator could not be built") as raised:
@@ -338,20 +339,20 @@ def test_kernel_text_that_does_not_compile_is_an_error_with_the_operator_and_the
     assert (x + 1).tolist() == [2.0] * 4
 
 
-# No elements, and no dimensions
+# Empty and zero-dimensional tensors
 
 
-# How the CPU says that it has no kernel for a dtype.
+# Messages of CPU operators that have no kernel for a dtype.
 LACKING = ("not implemented for", "result type Float can't be cast to the desired output type Long")
 
 
-# PyTorch's CPU kernels end the process where there are no elements (they divide by the size). test_normalization.py
-# has what they do on the device.
+# The CPU kernels of these operators crash for empty tensors, because they divide by the size. test_normalization.py
+# tests them on the device.
 DEADLY = ("aten::_masked_softmax", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward")
 
 
 def sample_arguments(overload: OpOverload, tensors: Iterator[torch.Tensor]) -> list[Any] | None:
-    """Arguments for an overload, the tensors in order; None where it needs something else than its type tells."""
+    """Returns arguments for an overload, with the tensors in order; None if the types do not tell valid arguments."""
     found: list[Any] = []
     for argument in overload._schema.arguments:
         kind = str(argument.type)
@@ -376,7 +377,7 @@ def sample_arguments(overload: OpOverload, tensors: Iterator[torch.Tensor]) -> l
 
 
 def swept() -> list[tuple[str, OpOverload]]:
-    """The operators of PyTorch that are declared and make their results from tensors and numbers."""
+    """Returns the declared ATen operators that compute new results from tensors and numbers."""
     import torch_backplane.operators  # noqa: F401
     from torch_backplane.planning.declare import declared, find
 
@@ -393,12 +394,13 @@ def swept() -> list[tuple[str, OpOverload]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()], ids=str)
-def test_every_operator_takes_tensors_without_elements_and_without_dimensions(
+def test_every_operator_accepts_empty_and_zero_dim_tensors(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     operators = swept()
     assert len(operators) > 150
-    # One element takes a kernel of each operator; integers become others where they are loaded, as in any shape.
+    # With a zero-dim tensor each operator builds a kernel. For int64, a quarter of the operators is enough: kernels
+    # convert integers when they load them, for all shapes alike.
     few = shape == () and dtype == torch.int64
     operators = operators[::4] if few else operators
     compared, wrong = 0, []
@@ -409,8 +411,8 @@ def test_every_operator_takes_tensors_without_elements_and_without_dimensions(
         lacking = False
         try:
             expected = overload(*arguments)
-        except Exception as error:  # whatever the CPU does not take
-            expected, lacking = None, any(text in str(error) for text in LACKING)  # a dtype, which is no error on bp
+        except Exception as error:  # any error of the CPU
+            expected, lacking = None, any(text in str(error) for text in LACKING)  # a missing dtype is no error on bp
         try:
             found = overload(*on_device(arguments))
             synchronize()
@@ -431,7 +433,8 @@ def test_every_operator_takes_tensors_without_elements_and_without_dimensions(
     assert not wrong, "\n".join(wrong)
 
 
-# More elements than 32 bits count. Memory that no kernel touches costs nothing, so the buffer is mostly address space.
+# More elements than 32 bits can index. Memory that no kernel touches is not committed: the buffer is mostly address
+# space.
 
 
 def test_strides_beyond_32_bits() -> None:
@@ -453,7 +456,7 @@ def test_a_reduction_of_more_than_2_to_the_31_elements() -> None:
     assert one.expand(2**31 + 2).sum().item() == 2**31 + 2
 
 
-# Numbers beyond a dtype
+# Numbers out of a dtype's range
 
 NUMBERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "fill": lambda x, v: x.fill_(v),
@@ -483,8 +486,8 @@ NUMBERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     ("dtype", "number"),
     [(torch.int8, 300), (torch.int8, 100), (torch.uint8, 300), (torch.float16, -1e9), (torch.float16, math.inf)],
 )
-def test_numbers_beyond_a_dtype(name: str, dtype: torch.dtype, number: float) -> None:
-    """Also where a plan is replayed: the number is not known when it is made."""
+def test_numbers_out_of_a_dtypes_range(name: str, dtype: torch.dtype, number: float) -> None:
+    """The check also runs on replay: the number is not known when the plan is made."""
 
     def outcome(x: torch.Tensor, number: float) -> Any:
         try:
@@ -493,7 +496,7 @@ def test_numbers_beyond_a_dtype(name: str, dtype: torch.dtype, number: float) ->
             return str(error).splitlines()[0]
 
     if name in ("threshold", "addmm") and (dtype, number) == (torch.float16, -1e9):
-        pytest.skip("there PyTorch's CPU looks at the number in float32 or float16, and ours in float32")
+        pytest.skip("PyTorch's CPU checks this number in float32 or float16; our kernels check it in float32")
     x = torch.tensor([1, 3]).to(dtype)
     device = x.to(DEVICE)
     for value in (type(number)(2), number, number):
@@ -505,15 +508,15 @@ def test_numbers_beyond_a_dtype(name: str, dtype: torch.dtype, number: float) ->
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_differences_of_bools_are_pytorchs_error() -> None:
+def test_subtraction_of_bools_raises_pytorchs_error() -> None:
     x = torch.tensor([True, False], device=DEVICE)
     for call in (lambda: x - 2, lambda: 2 - x, lambda: x - x):
         with pytest.raises(RuntimeError, match="Subtraction, the `-` operator, with"):
             call()
 
 
-@pytest.mark.parametrize("count", [3, 300_000])  # which takes two launches on a processor
-def test_a_reduction_is_left_to_the_cpu_before_anything_is_launched(
+@pytest.mark.parametrize("count", [3, 300_000])  # 300,000 elements take two launches on a processor
+def test_unsupported_reduction_falls_back_before_any_launch(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(total: Any, elements: Any) -> Any:
@@ -522,7 +525,7 @@ def test_a_reduction_is_left_to_the_cpu_before_anything_is_launched(
     definition = Reduction([torch.float32], [0.0], lambda x, _: x, lambda a, b: a + b, refuses)
     out, x = bp(0.0), torch.ones(count, device=DEVICE)
     launched: list[Any] = []
-    with monkeypatch.context() as patch:  # no longer than here: whoever plans meanwhile plans without launches
+    with monkeypatch.context() as patch:  # keep short: all planners are without launches meanwhile
         for module in (reduce, template):
             patch.setattr(module, "launch", lambda *given, **named: launched.append(given))
         with pytest.raises(_C.RunOnCPU, match="no such dtype"):
@@ -530,8 +533,8 @@ def test_a_reduction_is_left_to_the_cpu_before_anything_is_launched(
     assert not launched
 
 
-def test_errors_are_in_the_words_of_pytorchs_kernels() -> None:
-    """Not in those of its decompositions, nor of ours."""
+def test_errors_have_the_messages_of_pytorchs_kernels() -> None:
+    """Not the messages of PyTorch's decompositions or of our planners."""
     x, classes = torch.randn(3, 4), torch.tensor([0, 1, 2])
     for weight in (torch.ones(3), torch.ones(4, 1)):
         refused_alike(lambda x, t, w: torch.nn.functional.nll_loss(x, t, weight=w), x, classes, weight)
@@ -546,8 +549,8 @@ def test_errors_are_in_the_words_of_pytorchs_kernels() -> None:
             refused_alike(lambda a, b: loss(a, b, reduction=reduction), x > 0, torch.ones(3, 4, dtype=torch.int8))  # noqa: B023
 
 
-def test_of_several_errors_the_first_one_is_pytorchs() -> None:
-    """Memory, then shapes, then dtypes."""
+def test_first_of_several_errors_is_the_same_as_pytorchs() -> None:
+    """PyTorch checks overlaps first, then shapes, then dtypes."""
     refused_alike(lambda a, out: torch.sign(a, out=out), torch.ones(3), torch.ones(3, dtype=torch.int32))
     refused_alike(lambda a: torch.exp(a[:-1], out=a[1:]), torch.ones(4, dtype=torch.bool))
     refused_alike(lambda a, b: torch.div(a, b, out=a[:1].expand(3)), torch.ones(3, dtype=torch.int32), torch.ones(2))
@@ -555,7 +558,7 @@ def test_of_several_errors_the_first_one_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (3,)])
-def test_dtypes_are_refused_without_elements_too(shape: tuple[int, ...]) -> None:
+def test_unsupported_dtypes_are_refused_for_empty_tensors(shape: tuple[int, ...]) -> None:
     bools, floats = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
     refused_alike(torch.relu, bools)
     for bitwise in (torch.bitwise_not, torch.bitwise_and, torch.bitwise_left_shift):
@@ -563,8 +566,8 @@ def test_dtypes_are_refused_without_elements_too(shape: tuple[int, ...]) -> None
     refused_alike(lambda a: torch.bitwise_right_shift(a, a), bools)
 
 
-def test_triangles_of_expanded_tensors() -> None:
-    """Which PyTorch writes in place, element by element."""
+def test_tril_and_triu_of_expanded_tensors_in_place() -> None:
+    """PyTorch writes their shared elements in place, one after another."""
     for keep in (torch.Tensor.tril_, torch.Tensor.triu_):
         for x in (torch.arange(1.0, 4).expand(3, 3), torch.arange(1.0, 4).view(3, 1).expand(3, 3)):
             for diagonal in (-1, 0, 1):
@@ -585,7 +588,7 @@ UNKNOWN_WORDS = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN_WORDS)
-def test_words_that_an_operator_does_not_know_are_refused(name: str) -> None:
+def test_unknown_option_values_are_refused(name: str) -> None:
     refused_alike(UNKNOWN_WORDS[name], torch.rand(3, 4), torch.tensor([[0, 1, 2, 0], [1, 2, 0, 1], [2, 0, 1, 2]]))
 
 
@@ -606,7 +609,7 @@ RESIZED_AND_EXPANDED = {
 
 @pytest.mark.parametrize("name", RESIZED_AND_EXPANDED)
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_out_whose_elements_share_memory_is_refused_before_it_is_resized_where_pytorch_does(name: str) -> None:
+def test_expanded_out_that_needs_resizing_is_refused_like_pytorch(name: str) -> None:
     function, x, i = RESIZED_AND_EXPANDED[name], torch.rand(3, 4), torch.tensor([2, 0])
 
     def refused(device: str) -> str | None:

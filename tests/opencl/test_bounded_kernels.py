@@ -1,4 +1,4 @@
-"""Kernels that say that work items beyond the last do nothing: launchers may add groups to them, as PoCL's does."""
+"""Kernels marked as bounded: work items beyond the last do nothing, so launchers may add groups, as PoCL's does."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torch_backplane.kernels import Kernel
 from torch_backplane.kernels.dialects.base import BOUNDED
 from torch_backplane.planning import declare, runtime
 
-MORE = 5  # groups, in each dimension
+MORE = 5  # additional groups in each dimension
 
 
 @contextmanager
 def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Bounded kernels are launched with more groups; the names of those kernels."""
+    """Launches bounded kernels with additional groups. Yields the names of those kernels."""
     kernels: dict[int, Kernel] = {}
     entries: set[str] = set()
-    launch = sys.modules["torch_backplane.planning.launch"]  # planning.launch is its function
+    launch = sys.modules["torch_backplane.planning.launch"]  # the attribute planning.launch is the function
     compiled, ordinary = launch.compiled, runtime.launch
 
     def remember(index: int, kernel: Kernel, name: str) -> Any:
@@ -53,7 +53,7 @@ def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 def results(call: Any, arguments: list[Any]) -> Any:
-    """What a call returns and what it leaves in its arguments; its error where it raises one."""
+    """Returns a call's results and its arguments afterwards, or its error message."""
     torch.manual_seed(3)
     arguments = on_device(arguments)
     try:
@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_more_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_additional_groups_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.bp.init()
     wrong, entries = [], set()
     for name in sorted(declare.declared):
@@ -90,7 +90,7 @@ def test_more_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def modules() -> dict[str, Any]:
-    """Networks of kernels that plain arguments do not reach."""
+    """Returns modules that run kernels which plain arguments do not reach."""
     return {
         "convolution": (torch.nn.Conv2d(3, 5, 3), (2, 3, 9, 9)),
         "layer norm": (torch.nn.LayerNorm(33), (5, 33)),
@@ -103,7 +103,7 @@ def modules() -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", modules())
-def test_more_groups_change_no_gradient(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_additional_groups_do_not_change_gradients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     module, shape = modules()[name]
     module, x = module.to("bp"), torch.rand(shape).to("bp").requires_grad_()
 

@@ -28,13 +28,13 @@ def test_a_sequence_for_each_row() -> None:
     agrees(lambda b, v, s: torch.searchsorted(b, v, sorter=s), unsorted, torch.randn(2, 3), unsorted.argsort())
 
 
-def test_nothing_and_no_dimensions() -> None:
+def test_empty_and_zero_dim_operands() -> None:
     agrees(torch.searchsorted, BOUNDARIES, torch.zeros(0))
     agrees(torch.searchsorted, torch.zeros(0), VALUES)
     agrees(torch.searchsorted, BOUNDARIES, torch.tensor(1.0))
 
 
-def test_another_number_is_the_same_plan() -> None:
+def test_plan_is_reused_for_other_numbers() -> None:
     b = BOUNDARIES.to("bp:0")
     with plans_from_the_start():
         assert [torch.searchsorted(b, number).item() for number in (-3.0, 0.5, 7.0)] == [0, 4, 6]

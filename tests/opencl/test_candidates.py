@@ -1,4 +1,4 @@
-"""Which candidate of a heavy operator computes a call, untuned: by what it costs, and by the room that it needs."""
+"""Selection among an operator's candidates without tuning: by cost and by workspace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ backends: Any = torch.backends.bp  # type: ignore[attr-defined]
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """In the process of the tests, in which fixtures do not run."""
+    """Restores the preferences. A decorator, because fixtures do not run in the worker process of the tests."""
     before = preferences.without_room()
     preferences._without_room.clear()
     try:
@@ -55,7 +55,7 @@ def test_the_cheapest_candidate_runs() -> None:
 
 
 @as_it_was
-def test_a_library_that_states_no_cost_is_preferred_to_generated_kernels_but_on_processors() -> None:
+def test_library_without_a_cost_is_preferred_except_on_processors() -> None:
     x = torch.empty(5, device=DEVICE)
     for cost in (None, lambda x: None):
         family = Candidates(
@@ -80,7 +80,7 @@ def test_a_library_that_states_no_cost_is_preferred_to_generated_kernels_but_on_
 
 
 @as_it_was
-def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
+def test_candidate_without_enough_workspace_is_skipped() -> None:
     family = Candidates(
         "convolutions",
         Candidate("host", takes_all, cost=lambda x: 0, workspace=lambda form, x: 10 * x.numel()),
@@ -98,12 +98,12 @@ def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
         preferences.set_workspace(limit)
         assert family.choose(x) == found
     with preferences.preferring("convolutions", "host"):
-        assert family.choose(x) == "generated"  # a wish makes no room
+        assert family.choose(x) == "generated"  # a preference does not extend the workspace
     for limit, found in ((80, "wide"), (79, ""), (preferences.NO_LIMIT, "wide")):
         preferences.set_workspace(limit)
         with choosing.forcing("convolutions", "generated/wide"):
             assert family.choose(x) == f"generated{'/' if found else ''}{found}"
-    # Of the last one nothing but its forms is left out: who else would compute the call?
+    # Forms of the last candidate can be skipped. The candidate itself always runs, because none is left after it.
     assert backends.without_workspace() == {
         "convolutions: host": 5,
         "convolutions: generated": 2,
@@ -112,7 +112,7 @@ def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
 
 
 def _taken(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> int:
-    """Bytes beside operands and result."""
+    """Returns the bytes allocated in addition to operands and result."""
     return peak_memory(function, *given) - function(*given).nbytes
 
 
@@ -127,7 +127,7 @@ def _by_patches(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @as_it_was
-def test_patches_are_made_for_as_many_images_as_there_is_room_for() -> None:
+def test_patches_are_made_for_as_many_images_as_fit_the_workspace() -> None:
     image, weight = torch.randn(6, 4, 20, 20), torch.randn(8, 4, 3, 3)
     given = image.to(DEVICE), weight.to(DEVICE)
     of_one = 4 * 9 * 400 * 4
@@ -140,8 +140,8 @@ def test_patches_are_made_for_as_many_images_as_there_is_room_for() -> None:
                 torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
                 found = _taken(function, *given)
                 images = min(6, limit // of_one)
-                assert abs(free - found - (6 - images) * of_one) <= 1024, (limit, free, found)  # pieces are rounded
-            preferences.set_workspace(of_one - 1)  # the host has it, or else it takes one image's
+                assert abs(free - found - (6 - images) * of_one) <= 1024, (limit, free, found)  # blocks are rounded
+            preferences.set_workspace(of_one - 1)  # runs on the host, or else with one image's patches
             torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
             images = 0 if host_sees_memory(given[0].device) else 1
             found = _taken(function, *given)
@@ -150,7 +150,7 @@ def test_patches_are_made_for_as_many_images_as_there_is_room_for() -> None:
 
 
 @as_it_was
-def test_winograds_way_is_left_where_its_tiles_do_not_fit() -> None:
+def test_winograd_is_skipped_if_its_tiles_exceed_the_workspace() -> None:
     image, weight = torch.randn(3, 4, 9, 10), torch.randn(8, 4, 3, 3)
     given = image.to(DEVICE), weight.to(DEVICE)
     of_weights, of_one = 16 * 8 * 4 * 4, 16 * (8 + 4) * 25 * 4
@@ -167,7 +167,7 @@ def test_winograds_way_is_left_where_its_tiles_do_not_fit() -> None:
 
 
 @as_it_was
-def test_a_drivers_library_is_left_where_copies_do_not_fit() -> None:
+def test_driver_library_is_skipped_if_copies_exceed_the_workspace() -> None:
     need_library()
     a, b = torch.randn(5, 12), torch.randn(6, 4)
     backends.preferred_blas_library("driver")

@@ -1,4 +1,4 @@
-"""Values in memory that PyTorch refuses: the device says so at the next synchronization, and goes on."""
+"""Values in memory that PyTorch refuses: the next synchronization raises the error, and the device stays usable."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 class Case(NamedTuple):
-    function: Callable[[Tensor], Any]  # of the values; what it returns does not depend on random numbers
+    function: Callable[[Tensor], Any]  # takes the values; its result does not depend on random numbers
     good: list[Any]
     bad: list[list[Any]]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 
 
 def beside(values: Tensor, *data: float) -> Tensor:
-    """Numbers on the device of the values, in their dtype where that has fractions."""
+    """Returns `data` on the device of the values, in their dtype if it is a floating-point dtype, else in float32."""
     dtype = values.dtype if values.is_floating_point() else torch.float32
     return torch.tensor(data, dtype=dtype, device=values.device)
 
@@ -46,10 +46,10 @@ CASES: dict[str, Case] = {
     "multinomial of rows": Case(
         lambda w: torch.multinomial(torch.stack([beside(w, 1, 0), w]), 1, replacement=True), [0.0, 2.0], WEIGHTS
     ),
-    "several of multinomial": Case(lambda w: torch.multinomial(w, 2).sort()[0], [1.0, 2.0], WEIGHTS),
+    "multinomial of several": Case(lambda w: torch.multinomial(w, 2).sort()[0], [1.0, 2.0], WEIGHTS),
     "binary_cross_entropy": Case(lambda x: F.binary_cross_entropy(x, beside(x, 0, 1)), [0.0, 1.0], CHANCES),
-    "target of it": Case(lambda x: F.binary_cross_entropy(beside(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
-    "for each element": Case(
+    "binary_cross_entropy target": Case(lambda x: F.binary_cross_entropy(beside(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
+    "binary_cross_entropy without reduction": Case(
         lambda x: F.binary_cross_entropy(x, beside(x, 0, 1), beside(x, 1, 2), reduction="none"), [0.0, 1.0], CHANCES
     ),
     "normal": Case(lambda s: torch.normal(1.0, s), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),
@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {
 
 
 def told(function: Callable[[Tensor], Any], values: Tensor) -> Any:
-    """The results, or the error's type and words."""
+    """Returns the result, or the error's type and message."""
     try:
         result = function(values)
         torch.bp.synchronize()
@@ -91,7 +91,7 @@ def told(function: Callable[[Tensor], Any], values: Tensor) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.* has no kernel for")
 @pytest.mark.parametrize("name", CASES)
-def test_bad_values_are_refused_as_on_the_cpu_between_good_ones(name: str) -> None:
+def test_bad_values_between_good_ones_are_refused_like_on_the_cpu(name: str) -> None:
     function, good, bad, dtypes = CASES[name]
     for dtype in dtypes:
         for values in [good, *(one for each in bad for one in (each, good))]:
@@ -106,7 +106,7 @@ def test_bad_values_are_refused_as_on_the_cpu_between_good_ones(name: str) -> No
 
 @pytest.mark.parametrize("at", [0, 15, 16, 1023, 1024, 4999])
 @pytest.mark.parametrize("shape", [(5000,), (50, 100), (100, 50, 2)])
-def test_a_bad_value_is_found_wherever_it_is(at: int, shape: tuple[int, ...]) -> None:
+def test_bad_value_is_found_at_any_position(at: int, shape: tuple[int, ...]) -> None:
     whole = torch.full(shape, 0.5)
     given = whole if len(shape) == 1 else whole.transpose(0, 1) if len(shape) == 2 else whole[..., 0]
     given = given.to(DEVICE) if len(shape) < 3 else whole.to(DEVICE)[..., 0]
@@ -120,8 +120,8 @@ def test_a_bad_value_is_found_wherever_it_is(at: int, shape: tuple[int, ...]) ->
     torch.bp.synchronize()
 
 
-def test_a_result_of_good_values_is_waited_for_once() -> None:
-    """The words in which kernels report errors are copied before the wait for the result."""
+def test_reading_a_valid_result_synchronizes_once() -> None:
+    """The memory words in which kernels report errors are copied before the wait for the result."""
     from torch_backplane.drivers.opencl.device import Stream
 
     table = torch.arange(12.0, device=DEVICE).reshape(4, 3)
@@ -135,5 +135,5 @@ def test_a_result_of_good_values_is_waited_for_once() -> None:
             except IndexError:
                 result = "refused"
         found.append((result, wait.call_count))
-    # The first one builds kernels; after a refusal, what was under way is waited for.
+    # The first call builds kernels. After an error, a second wait is for the commands that are still pending.
     assert found[1:] == [(33.0, 1), ("refused", 2), (33.0, 1), ("refused", 2)], found

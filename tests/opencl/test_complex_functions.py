@@ -1,4 +1,4 @@
-"""Kernels of complex functions, compared with complex128 (without a device: tests/kernels/test_kernels_complex.py)."""
+"""Kernels of complex functions, compared with complex128 (tests/kernels/test_kernels_complex.py: without a device)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def computed(name: str, *numbers: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_are_accurate(name: str) -> None:
-    """To 5 units in the last place, or twice what PyTorch's CPU kernel reaches: OpenCL's own functions may be 4 off."""
+    """Errors are at most 5 units in the last place, or twice those of PyTorch's CPU kernel. OpenCL's own functions may
+    be off by 4."""
     numbers = dict(arguments(name, samples(500)))
     given = tuple(torch.cat(z) for z in zip(*numbers.values(), strict=True))
     found, cpu = computed(name, *given), reference(name)(*given)

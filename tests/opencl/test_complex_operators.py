@@ -1,4 +1,4 @@
-"""Operators on complex64 and complex128, each against the CPU, planned and replayed."""
+"""Operators on complex64 and complex128, compared with the CPU, planned and replayed."""
 
 from __future__ import annotations
 
@@ -128,18 +128,18 @@ def test_reductions(name: str, dtype: torch.dtype) -> None:
     agrees(REDUCTIONS[name], torch.randn(6, 5, 4, dtype=dtype).transpose(0, 2))
 
 
-def test_norms_count_nan_as_a_number_that_is_not_zero() -> None:
+def test_norm_of_order_0_counts_nan() -> None:
     x = torch.tensor([0.0, math.nan, -0.0, 2.0, math.inf])
     agrees(lambda x: torch.linalg.vector_norm(x, 0), x)
     agrees(lambda x: torch.linalg.vector_norm(x, 0), torch.complex(x, x.flip(0)))
 
 
-def test_norms_are_real_where_they_are_given_a_tensor_to_be_in() -> None:
+def test_norms_with_a_real_out() -> None:
     x = torch.tensor([3 + 4j, 1 - 1j, 0.5j])
     agrees(lambda x, out: (torch.norm(x, out=out), torch.linalg.vector_norm(x, 1, out=out)), x, torch.zeros(()))
 
 
-def test_parts_of_another_precision_than_out_are_pytorchs_error() -> None:
+def test_out_of_another_precision_raises_pytorchs_error() -> None:
     need(torch.float64)
     for device in ("cpu", DEVICE):
         x, out = torch.ones(3, dtype=torch.float64, device=device), torch.empty(3, dtype=C64, device=device)
@@ -152,7 +152,7 @@ def test_reductions_of_many_elements() -> None:
     torch.manual_seed(0)
     x = torch.randn(300, 1000, dtype=C64)
     agrees(lambda x: (x.sum(), x.sum(0), x.sum(1), x.mean()), x, rtol=1e-5, atol=1e-3)
-    # PyTorch's CPU is further off than this.
+    # PyTorch's CPU kernel is less accurate than this.
     torch.testing.assert_close(x.to(DEVICE).norm().cpu().double(), x.to(C128).norm(), rtol=2e-6, atol=0.0)
 
 
@@ -175,9 +175,9 @@ def test_products(name: str, dtype: torch.dtype) -> None:
 
 
 def test_products_keep_infinities() -> None:
-    """Where the kernels are ours: the host's BLAS makes NaN of them."""
+    """For generated kernels alone: the host's BLAS returns NaN instead."""
     if host_sees_memory(torch.device(DEVICE)):
-        pytest.skip("products are the host's here; TORCH_BACKPLANE_DISCRETE=1 makes them the device's")
+        pytest.skip("the host computes products here; with TORCH_BACKPLANE_DISCRETE=1 the device does")
     a = torch.tensor([[math.inf, 1], [1, 1]], dtype=C64, device=DEVICE)
     assert (a @ a)[0, 0].isinf()
     assert torch.addmm(a, a, a)[0, 0].isinf()
@@ -210,7 +210,7 @@ INDEXING: dict[str, Callable[..., Any]] = {
 def test_indexing(name: str, dtype: torch.dtype) -> None:
     index = torch.tensor([2, 0, 1, 2])
     if name in ("index_put", "index_copy", "scatter"):
-        index = torch.tensor([2, 0, 1, 3])  # of several values for one place any may stay
+        index = torch.tensor([2, 0, 1, 3])  # with duplicate indices any value may stay
     agrees(INDEXING[name], torch.randn(4, 5, dtype=dtype), index)
 
 
@@ -244,7 +244,7 @@ def test_gradients() -> None:
     agrees(run, torch.randn(4, 4, dtype=C64), torch.randn(4, 4, dtype=C64), rtol=1e-4, atol=1e-5)
 
 
-def test_a_real_tensor_takes_no_complex_number() -> None:
+def test_real_tensors_refuse_complex_numbers() -> None:
     x, index = torch.zeros(3), torch.tensor([1])
     for call in (
         lambda x, i: x.fill_(1j),
@@ -260,7 +260,7 @@ def test_a_real_tensor_takes_no_complex_number() -> None:
         assert str(found.value).split("(")[0] == str(expected.value).split("(")[0]
 
 
-def test_new_numbers_are_no_new_plan() -> None:
+def test_plan_is_reused_for_other_numbers() -> None:
     x = torch.randn(5, dtype=C64, device=DEVICE)
     mode = plans.mode()
     plans.set_mode("1")
@@ -275,12 +275,12 @@ def test_new_numbers_are_no_new_plan() -> None:
         torch.testing.assert_close(found[k], x.cpu() * (k + 1j))
 
 
-# PyTorch's CPU kernels of these have no complex numbers: ours of dropout does, and sums have them as on CUDA.
+# PyTorch's CPU kernels of these do not support complex numbers. Our dropout does, and our sums do, as on CUDA.
 WIDER = {"nn.functional.dropout", "nansum", "nanmean"}
 
 
-def test_what_pytorch_refuses_is_refused() -> None:
-    """Formulas can be computed of complex numbers where PyTorch has no such operator, with results of no meaning."""
+def test_complex_input_is_refused_like_in_pytorch() -> None:
+    """Our formulas could compute meaningless results for operators that PyTorch does not define for complex numbers."""
     taken = []
     for op in op_db:
         if C64 in op.dtypes or torch.float32 not in op.dtypes or op.full_name in WIDER:

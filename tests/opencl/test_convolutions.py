@@ -1,4 +1,4 @@
-"""Convolutions where work items run in lockstep: products that read the image itself, and their gradients."""
+"""Convolutions on SIMT targets: implicit matrix products, which read the image itself, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from targets import target
 
 from torch_backplane import plans
 
-# The operator, shapes of image and weight, and its settings; each image also one larger.
+# The operator, shapes of image and weight, and settings. Tests also use larger images.
 CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": (F.conv2d, (2, 6, 9, 11), (7, 6, 3, 3), {"padding": 1}),
     "strides": (F.conv2d, (2, 4, 12, 9), (8, 4, 3, 2), {"stride": (2, 1), "padding": (0, 1), "dilation": 2}),
@@ -35,7 +35,7 @@ TOLERANCES = {torch.float32: (2e-6, 2e-5), torch.float16: (2e-3, 2e-3), torch.bf
 
 
 def results(name: str, tensors: list[torch.Tensor], grad: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The convolution, and its gradients."""
+    """Returns the convolution and its gradients."""
     function, _, _, settings = CASES[name]
     image, weight, bias = (tensor.clone().requires_grad_() for tensor in tensors)
     out = function(image, weight, bias, **settings)
@@ -47,7 +47,7 @@ def results(name: str, tensors: list[torch.Tensor], grad: torch.Tensor | None = 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_float64(name: str, dtype: torch.dtype) -> None:
-    """In two sizes, of which the dynamic-shape plan is checked, and with channels last."""
+    """Runs several image sizes, so that the dynamic-shape plan is checked, and channels-last images."""
     need(dtype)
     _, image, weight, settings = CASES[name]
     channels = weight[1] * settings.get("groups", 1) if "transposed" in name else weight[0]
@@ -66,7 +66,7 @@ def test_results_and_gradients_are_those_of_float64(name: str, dtype: torch.dtyp
                 torch.testing.assert_close(one.cpu().double(), wanted, rtol=relative, atol=absolute * max(1.0, scale))
 
 
-def test_no_patches_are_in_memory() -> None:
+def test_patches_are_not_allocated() -> None:
     image, weight = torch.randn(4, 32, 40, 40, device=DEVICE), torch.randn(32, 32, 3, 3, device=DEVICE)
     with target("gpu", compute_units=8):
         out = F.conv2d(image, weight, padding=1)

@@ -1,4 +1,4 @@
-"""PyTorch's operators on lazy clones: what is shared is read where it is, and what is written is nobody else's."""
+"""PyTorch's operators on lazy clones: memory that is only read stays shared, and writes do not reach other clones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_backplane import plans
 
 is_shared = torch._C._is_cow_tensor
 
-# The operators of PyTorch's database that a run takes are one in so many, others with each --seed.
+# A run tests every SHARDS-th operator of PyTorch's database. The test's seed, and so --seed, selects the first.
 SHARDS = 8
 
 
@@ -35,7 +35,7 @@ def first_sample(op: Any) -> Any:
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """NaN is equal to itself."""
+    """Like torch.equal, but NaN is equal to NaN."""
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
@@ -43,7 +43,7 @@ def lazy(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: torch._lazy_clone(tensor.detach()), value)
 
 
-def test_operators_leave_what_they_read_shared() -> None:
+def test_operators_keep_memory_shared_that_they_only_read() -> None:
     wrong = []
     for op in entries():
         sample = first_sample(op)
@@ -65,9 +65,9 @@ def test_operators_leave_what_they_read_shared() -> None:
         for name, found in (("clone", tensors(clones)), ("original", tensors(given))):
             read = [one for one, new in zip(found, written, strict=True) if one.numel() and not new]
             if not all(map(is_shared, read)):
-                wrong.append(f"{op.full_name}: its {name} has memory of its own")
+                wrong.append(f"{op.full_name}: its {name} is no longer shared")
         if not all(map(is_equal, tensors(given), kept)):
-            wrong.append(f"{op.full_name}: it wrote to what was cloned")
+            wrong.append(f"{op.full_name}: it wrote to the original")
         wrong += [
             f"{op.full_name}: {name} {reason}"
             for name, one in plans.stats().items()
@@ -77,7 +77,7 @@ def test_operators_leave_what_they_read_shared() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_operators_in_place_write_to_nobody_elses_memory() -> None:
+def test_in_place_operators_do_not_write_to_shared_memory() -> None:
     wrong = []
     for op in entries():
         inplace = op.inplace_variant
@@ -99,13 +99,13 @@ def test_operators_in_place_write_to_nobody_elses_memory() -> None:
             torch.bp.manual_seed(0)
             inplace(clone, *args, **kwargs)
             if not is_equal(given[0], kept):
-                wrong.append(f"{op.full_name}: it wrote to what was cloned")
+                wrong.append(f"{op.full_name}: it wrote to the original")
             if not is_equal(clone, expected):
-                wrong.append(f"{op.full_name}: another result than without sharing")
+                wrong.append(f"{op.full_name}: its result differs from that without sharing")
     assert not wrong, "\n".join(wrong)
 
 
-def test_running_statistics_that_no_schema_calls_written() -> None:
+def test_running_statistics_not_marked_as_written_in_the_schema() -> None:
     x = torch.randn(5, 3, device=DEVICE)
     mean, var = torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE)
     for _ in range(2):

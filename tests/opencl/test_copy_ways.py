@@ -1,5 +1,5 @@
-"""Copies within a device: of every dtype and layout, elements arrive as on the CPU. A copy goes the same way when it
-is called, planned, and planned for any shape.
+"""Copies within a device, for every dtype and layout: elements arrive as on the CPU. A copy uses the same method (copy
+of bytes or kernel) in a direct call, a plan and a dynamic-shape plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_backplane import plans
 from torch_backplane.planning import Call, operator
 
-LIBRARY = torch.library.Library("backplane_copies", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_copies", "FRAGMENT")  # kept alive: planners are never undeclared
 LIBRARY.define("copy(Tensor source, Tensor(a!) to, bool conjugate, bool negate) -> ()")
 
 DTYPES = [
@@ -28,7 +28,7 @@ COLUMNS = 4
 
 
 def lazily(tensor: Tensor, conjugate: bool, negate: bool) -> Tensor:
-    """A view that is conjugated or negated lazily."""
+    """Returns a view that is lazily conjugated or negated."""
     if not conjugate and not negate:
         return tensor
     tensor = torch.ops.aten.alias(tensor)
@@ -39,7 +39,7 @@ def lazily(tensor: Tensor, conjugate: bool, negate: bool) -> Tensor:
 
 @operator("backplane_copies::copy", variants=False, dtypes="any")
 def copy(call: Call, source: Tensor, to: Tensor, conjugate: bool, negate: bool) -> None:
-    """A planner that copies, as many do. PyTorch gives it no tensor that is conjugated lazily."""
+    """A planner that copies, as many do. It makes lazy views itself: PyTorch resolves lazy conjugation before."""
     to.copy_(lazily(source, conjugate, negate))
 
 
@@ -50,30 +50,30 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "from the second row": lambda x: x[1:],
     "one row for all": lambda x: x[:1].expand(x.shape),
 }
-# Of memory of n rows: where to and where from.
+# (to, source) in the same memory of n rows.
 PAIRS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "onto itself": lambda x: (x, x),
-    "onto itself, spread": lambda x: (x[:, ::2], x[:, ::2]),
+    "onto itself, with gaps": lambda x: (x[:, ::2], x[:, ::2]),
     "half to half": lambda x: x[: len(x) // 2 * 2].chunk(2),
     "between columns": lambda x: (x[:, 1::2], x[:, ::2]),
     "onto the next row": lambda x: (x[1:], x[:-1]),
-    "onto what is spread": lambda x: (x[:1].expand(x.shape), x),
+    "onto an expanded row": lambda x: (x[:1].expand(x.shape), x),
 }
 
 
 def memory(dtype: torch.dtype, rows: int) -> Tensor:
-    """Any bytes that are numbers in every dtype: no NaN, and of bools 0 and 1."""
+    """Returns bytes that are numbers in every dtype: no NaN, and only 0 and 1 for bools."""
     count = rows * COLUMNS * dtype.itemsize
     return (torch.arange(count) % (2 if dtype == torch.bool else 61)).to(torch.uint8).view(dtype).view(rows, COLUMNS)
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Bytes, for dtypes that have no comparison."""
+    """Returns the tensor's bytes, for dtypes without comparison."""
     return tensor.cpu().contiguous().view(torch.uint8)
 
 
 def cases(dtype: torch.dtype, rows: int) -> Iterator[tuple[str, Callable[[str], tuple[Tensor, Tensor]]]]:
-    """By name, what makes (to, source) on a device."""
+    """Yields cases: a name, and a function that makes (to, source) on a device."""
     for to, source in itertools.product(list(LAYOUTS)[:-1], LAYOUTS):
 
         def apart(device: str, to: str = to, source: str = source) -> tuple[Tensor, Tensor]:
@@ -85,13 +85,13 @@ def cases(dtype: torch.dtype, rows: int) -> Iterator[tuple[str, Callable[[str], 
 
 
 def way(function: Callable[[], object]) -> str:
-    """What a call does: "copy" bytes, "launch" a kernel, or nothing that is planned."""
+    """Returns what a call does: "copy" bytes, "launch" a kernel, or "nothing" that is planned."""
     told = plans.explain(function)
     return "launch" if "→ launch" in told else "copy" if "→ copy" in told else "nothing"
 
 
 def refused(function: Callable[[], object]) -> str | None:
-    """In which words; None where it is not."""
+    """Returns the error message; None if there is no error."""
     try:
         function()
     except RuntimeError as error:
@@ -111,21 +111,21 @@ def compare(make: Callable[[str], tuple[Tensor, Tensor]], conjugate: bool, negat
         assert [refused(called), refused(by_planner)] == [refusal, refusal], what
         return
     eager, expected = way(called), way(by_planner)
-    assert eager == ("launch" if expected == "launch" else "nothing"), what  # bytes that a call copies are no plan's
+    assert eager == ("launch" if expected == "launch" else "nothing"), what  # direct copies of bytes are not planned
     for name, one in (("called", given), ("planned", planned)):
         assert torch.equal(bits(one[0]), bits(to)), f"{what}, {name}"
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_copy_goes_one_way(dtype: torch.dtype) -> None:
+def test_copies_use_the_same_method_called_and_planned(dtype: torch.dtype) -> None:
     lazy = [(False, False)]
     if dtype.is_complex and dtype != torch.complex32:
         lazy += [(True, False), (False, True), (True, True)]
     elif dtype in (torch.float32, torch.float64):
         lazy += [(False, True)]
     with plans_from_the_start():
-        plans.set_mode("check")  # a dynamic-shape plan, from the second on, must be what the planner does
+        plans.set_mode("check")  # compares dynamic-shape plans, used from the second call on, with the planner
         for conjugate, negate in lazy:
             for count in (6, 5, 70):
                 for name, make in cases(dtype, count):

@@ -1,4 +1,4 @@
-"""Functions that CPUs behind OpenCL get from us (kernels/cpu/functions.py), against float64."""
+"""Math functions that kernels for OpenCL CPU devices define themselves (kernels/cpu/functions.py), versus float64."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch_backplane.kernels import OpenCLC, Target, functions, geometry, pointw
 from torch_backplane.kernels.cpu.functions import BRANCHLESS, definitions, needs_float64
 from torch_backplane.kernels.dialects.base import LIBRARY
 
-# By PyTorch's names, and the operations' here.
+# Operations by the names of library functions, and PyTorch's names of operations that differ from ours.
 OPERATIONS = {library: operation for operation, library in LIBRARY.items()} | {"fmod": "fmod"}
 TORCH_NAMES = {"power": "pow"}
 BINARY = ("atan2", "hypot", "power", "fmod")
 NAMES = [OPERATIONS[name] for name in BRANCHLESS]
-# Units in the last place from the exact result, where half of one is the least possible. PyTorch's own: up to 1.9.
+# Largest errors in units in the last place. Correct rounding has 0.5; PyTorch's own functions have up to 1.9.
 ERRORS = {"exp": 1.1, "log": 0.8}
 USUAL_ERROR = 0.56
 
 INF, NAN = math.inf, math.nan
 SIZES = [0.0, 1.0, INF, 1e-45, 3e-39, 1.1754944e-38, 3.4028235e38, 0.5, 1.5, 2.0, 2.5, 3.0, 0.99999994, 1.0000001]
 SIZES += [1 / 3, 8388608.5, 16777215.0, 16777216.0, 1e10, 0.78539813, 0.7853982]
-# Nearest to multiples of π/2 among all floats, and the ends of the pieces of Payne and Hanek's reduction.
+# The floats nearest to multiples of π/2, and the ends of the intervals of the Payne-Hanek reduction.
 SIZES += [16367173 * 2.0**72, 1.5707964, 3.1415927, 5.16e15, 2.0**53, 2.0**81, 2.0**109, 9007198717870080.0]
 SPECIAL = [*SIZES, *(-size for size in SIZES), NAN]
 
@@ -37,14 +37,14 @@ def reference(operation: str, *numbers: torch.Tensor) -> torch.Tensor:
     function = getattr(torch, TORCH_NAMES.get(operation, operation))
     if operation != "fmod":
         return function(*(number.double() for number in numbers))
-    # PyTorch's is wrong where the quotient is large.
+    # PyTorch's fmod is wrong for large quotients.
     values = zip(*(number.tolist() for number in numbers), strict=True)
     exact = [math.fmod(x, y) if math.isfinite(x) and y != 0 else NAN for x, y in values]
     return torch.tensor(exact, dtype=torch.float64)
 
 
 def assert_accurate(operation: str, found: torch.Tensor, *numbers: torch.Tensor) -> None:
-    """Finite results by units in the last place; infinity, NaN and zero with its sign exactly."""
+    """Asserts that finite results are within the error limit, and that infinity, NaN and signed zeros are exact."""
     exact = reference(operation, *numbers)
     rounded = exact.float()
     finite = rounded.isfinite() & found.isfinite()
@@ -61,7 +61,7 @@ def assert_accurate(operation: str, found: torch.Tensor, *numbers: torch.Tensor)
 def samples(operation: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
 
-    def every_exponent() -> torch.Tensor:  # and NaN
+    def every_exponent() -> torch.Tensor:  # including NaN
         return torch.randint(-(2**31), 2**31, (1 << 17,)).to(torch.int32).view(torch.float32)
 
     special = torch.tensor(SPECIAL)
@@ -83,18 +83,18 @@ def samples(operation: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("operation", NAMES)
-def test_is_right_to_the_last_bits_everywhere(operation: str) -> None:
+def test_functions_are_accurate_everywhere(operation: str) -> None:
     name = LIBRARY.get(operation, operation)
     if launching.dialect_of(torch.device(DEVICE)).library(name, torch.float32) != f"cpu_{name}":
-        pytest.skip("the function is the device's library's")
+        pytest.skip("the device's library computes the function")
     numbers = samples(operation)
     function = getattr(torch, TORCH_NAMES.get(operation, operation))
     assert_accurate(operation, function(*(number.to(DEVICE) for number in numbers)).cpu(), *numbers)
 
 
 @pytest.mark.parametrize("operation", NAMES)
-def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(operation: str) -> None:
-    """As on processors without fused ones."""
+def test_functions_are_as_accurate_without_fused_multiply_add(operation: str) -> None:
+    """Kernels do not contract multiplication and addition, as on processors without FMA instructions."""
     if needs_float64(LIBRARY.get(operation, operation)):
         need(torch.float64)
     numbers = samples(operation)
@@ -115,17 +115,17 @@ def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(op
     assert_accurate(operation, found, *numbers)
 
 
-def test_a_text_has_the_functions_that_it_uses_and_no_branches() -> None:
+def test_definitions_are_complete_ordered_and_branchless() -> None:
     for name in BRANCHLESS:
         text = "\n".join(definitions(f"x = cpu_{name}(y);"))
         defined = re.findall(r"^FUNCTION \w+ (cpu_\w+)\(", text, re.MULTILINE)
         assert defined[-1] == f"cpu_{name}"
-        assert list(dict.fromkeys(re.findall(r"cpu_\w+", text))) == defined, "each is defined before it is used"
+        assert list(dict.fromkeys(re.findall(r"cpu_\w+", text))) == defined, "functions are defined before their use"
         assert not re.search(r"\b(if|for|while|switch|goto)\b", text)
     assert definitions("y = exp(x);") == []
 
 
-def test_without_float64_functions_that_need_it_are_the_librarys() -> None:
+def test_library_computes_functions_that_need_missing_float64() -> None:
     with_it, without = (OpenCLC(Target.of_kind("cpu", float64=has)) for has in (True, False))
     assert {name: without.library(name, torch.float32) == f"cpu_{name}" for name in BRANCHLESS} == {
         name: not needs_float64(name) for name in BRANCHLESS

@@ -1,5 +1,5 @@
-"""The strides of results as on the CPU, of the calls that PyTorch's operator database makes, with tensors in other
-layouts. Nothing is built or launched.
+"""Strides of results are those of the CPU, for the calls of PyTorch's operator database with tensors in other layouts.
+Nothing is built or launched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def _turned(shape: torch.Size) -> torch.Tensor:
-    """The first dimension is the fastest."""
+    """Returns a tensor whose first dimension is the fastest-varying one."""
     return torch.zeros(tuple(reversed(shape))).permute(*reversed(range(len(shape))))
 
 
@@ -28,13 +28,13 @@ def _turned_with_gaps(shape: torch.Size) -> torch.Tensor:
 
 
 def _last_first(shape: torch.Size) -> torch.Tensor:
-    """A part of channels-last memory, where the first dimension would be that of channels."""
+    """Returns a part of a larger tensor, with the first dimension fastest, as channels are in channels-last memory."""
     larger = torch.zeros(*(size + 3 for size in shape[1:]), shape[0] + 3).movedim(-1, 0)
     return larger[tuple(slice(0, size) for size in shape)]
 
 
 def _strides(returned: Any) -> list[list[int]]:
-    """Of dimensions that have more than one place."""
+    """Returns the strides of each result, without those of dimensions of size 1."""
     results = returned if isinstance(returned, (tuple, list)) else [returned]
     return [
         [step for size, step in zip(one.shape, one.stride(), strict=True) if size > 1] if one.numel() else []
@@ -44,13 +44,14 @@ def _strides(returned: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("memory", [_turned, _turned_with_gaps, _last_first])
-def test_results_of_all_operators_lie_as_the_cpus(memory: Callable[[torch.Size], torch.Tensor]) -> None:
+def test_strides_of_results_are_those_of_the_cpu(memory: Callable[[torch.Size], torch.Tensor]) -> None:
     def wanted(call: Call) -> bool:
         first = next((one for one in call.arguments if isinstance(one, torch.Tensor)), None)
         name = call.function.name()
         left_out = name in OF_THE_CPU or any(word in name for word in (*LEFT_OUT, "rand", "sparse", "_scaled_mm"))
         masks = [one for one in tree_leaves(call.arguments[1:]) if isinstance(one, torch.Tensor)]
-        left_out = left_out or ("index" in name and any(one.dtype == torch.bool for one in masks))  # which are counted
+        # The result's size depends on the values of a boolean index.
+        left_out = left_out or ("index" in name and any(one.dtype == torch.bool for one in masks))
         return first is not None and first.dim() > 1 and first.numel() > 1 and not left_out
 
     def laid_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +65,7 @@ def test_results_of_all_operators_lie_as_the_cpus(memory: Callable[[torch.Size],
         arguments, named = tree_map_only(torch.Tensor, laid_out, (call.arguments, call.named))
         try:
             expected = call.function(*arguments, **named)
-        except RuntimeError:  # such as views
+        except RuntimeError:  # such as a view that is not possible
             continue
         if lacks_a_dtype_of((arguments, named, expected)):
             continue

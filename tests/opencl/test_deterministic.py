@@ -1,7 +1,7 @@
-"""torch.use_deterministic_algorithms: the same bits every time, also from the kernels for GPUs, which add by atomics
-otherwise.
+"""torch.use_deterministic_algorithms: results are bitwise equal every time, also from the kernels for GPUs, which
+otherwise add with atomics.
 
-The operators are those that PyTorch's documentation of it calls nondeterministic on CUDA.
+The operators are those that PyTorch's documentation of this function lists as nondeterministic on CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 @contextmanager
 def kernels_for_gpus() -> Iterator[list[str]]:
-    """The names of the kernels that are asked for, in the forms for GPUs."""
+    """Generates kernels for GPUs. Yields the names of the kernels that are requested."""
     index = torch.device(DEVICE).index
     own, compiled = launch.dialect_of(index), launch.compiled
     names: list[str] = []
@@ -209,7 +209,7 @@ def run(name: str) -> list[torch.Tensor]:
 
 
 def joined(found: Any) -> torch.Tensor:
-    """All numbers of a tensor or of some, on the CPU."""
+    """Returns all elements of a tensor or a tuple of tensors, as one float64 tensor on the CPU."""
     parts = found if isinstance(found, tuple) else (found,)
     return torch.cat([one.cpu().flatten().double() for one in parts])
 
@@ -222,13 +222,13 @@ def test_results_repeat(name: str) -> None:
         assert all(torch.equal(first, other) for other in others)
     function, inputs = CALLS[name]
     torch.manual_seed(0)
-    with deterministic(warn_only=True):  # the order of a processor's threads counts otherwise
+    with deterministic(warn_only=True):  # otherwise the order of the CPU's threads affects results
         expected = joined(function(*inputs()))
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_other_kernels_serve_where_any_order_does() -> None:
-    """Plans of one mode are not used in the other."""
+def test_nondeterministic_kernels_run_only_without_the_mode() -> None:
+    """Plans of one mode are not replayed in the other."""
     with kernels_for_gpus() as kernels:
         run("scatter_add")
         (anyhow,) = {kernel for kernel in kernels if kernel.endswith("_anyhow")}
@@ -242,11 +242,11 @@ def test_other_kernels_serve_where_any_order_does() -> None:
         assert not kernels or anyhow in kernels
 
 
-# Memory that nothing has been written to
+# Uninitialized memory
 
 
 def new_memory(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What the factories and resize_ make, and what was there before where that stays."""
+    """Returns tensors from factories and from resize_, some of which keep elements from before."""
     there = torch.ones(2, 3, dtype=dtype, device=device)
     part = torch.ones(8, dtype=dtype, device=device)[2:6]
     return [

@@ -1,4 +1,4 @@
-"""Distances between rows: every kind of norm, batches, equal rows, NaN, nothing; and their gradients."""
+"""Distances between rows: all norms, batches, equal rows, NaN, empty tensors; and their gradients."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_cdist(p: float, dtype: torch.dtype) -> None:
         return [result.detach(), *torch.autograd.grad((result * result.detach().cos()).sum(), [a, b])]
 
     a, b = numbers(2, 3, 4, dtype=dtype), numbers(2, 5, 4, dtype=dtype)
-    b[1, 2] = a[1, 0]  # whose distance is zero
-    b[0, 1, 2] = a[0, 1, 2]  # one difference is
-    # The CPU's own gradients are that far from those of its doubles where differences have great derivatives.
+    b[1, 2] = a[1, 0]  # a distance of zero
+    b[0, 1, 2] = a[0, 1, 2]  # one difference of zero
+    # Where derivatives are large, the CPU's float32 gradients differ this much from its float64 gradients.
     close = {"rtol": 1e-4, "atol": 1e-4 if p == 0.5 and dtype == torch.float32 else 1e-5}
     found = [tensor.cpu().double() for tensor in run(*on_device((a, b)))]
     torch.testing.assert_close(found, run(a.double(), b.double()), rtol=1e-5, atol=2e-5)
@@ -57,7 +57,7 @@ def test_pdist(p: float) -> None:
     agrees(lambda a: torch.nn.functional.pdist(a, p), numbers(4, 0))
 
 
-def test_near_rows_are_not_lost_in_a_product() -> None:
+def test_distances_between_near_rows_are_accurate() -> None:
     a = 1000.0 + numbers(40, 3) * 1e-3
     mode = "donot_use_mm_for_euclid_dist"
     expected = torch.cdist(a.double(), a.double(), compute_mode=mode)
@@ -66,8 +66,8 @@ def test_near_rows_are_not_lost_in_a_product() -> None:
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, torch.inf])
-def test_a_nan_is_a_distance_of_nan(p: float) -> None:
-    """Of the norm of order infinity, too, where PyTorch's CPU kernel may lose it."""
+def test_nan_gives_a_distance_of_nan(p: float) -> None:
+    """Also for the norm of order infinity, where PyTorch's CPU kernel may lose the NaN."""
     a, b = numbers(3, 4), numbers(5, 4)
     a[1, 2] = torch.nan
     found, expected = torch.cdist(a.to(DEVICE), b.to(DEVICE), p).cpu(), torch.cdist(a, b, p)
@@ -81,8 +81,8 @@ def test_other_dtypes_are_refused_as_pytorch_does() -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 1.5, 2.0, 3.0])
-def test_gradients_among_infinite_and_equal_numbers(p: float) -> None:
-    """NaN wherever a distance or a cotangent is none, also where the difference is 0."""
+def test_gradients_for_nonfinite_and_equal_values(p: float) -> None:
+    """Gradients are NaN wherever a distance or a cotangent is NaN, even if the difference is 0."""
 
     def gradient(x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()

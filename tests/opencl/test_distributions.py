@@ -1,7 +1,7 @@
-"""Every distribution in every dtype: support, moments, neighbours, and Kolmogorov and Smirnov's distance.
+"""Every distribution in every dtype: support, moments, correlation of neighbours, and the Kolmogorov-Smirnov distance.
 
-A quick look with few draws, at every second dtype; `make test-random` makes 10 million for each, which sees what is off
-by 0.001.
+By default a quick check with few draws, in every second dtype. `make test-random` makes 10 million draws in each dtype,
+which shows deviations of 0.001.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 DRAWS = int(os.environ.get("DRAWS", "20000"))
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# A distance of 2.5 / √n or more is found in one of 130,000 tests of what is right; six standard errors in fewer.
+# A correct distribution exceeds a distance of 2.5 / √n in one of 130,000 tests, and six standard errors less often.
 DISTANCE, ERRORS = 2.5, 6
 
 
 class Distribution(NamedTuple):
-    fill: Callable[[Tensor], Tensor]  # of an empty tensor
-    below: Callable[[Tensor], Tensor]  # float64: the chance of a number up to this one
+    fill: Callable[[Tensor], Tensor]  # fills an uninitialized tensor
+    below: Callable[[Tensor], Tensor]  # cumulative distribution function, in float64
     least: float
     greatest: float
     mean: float | None = None
@@ -37,7 +37,7 @@ class Distribution(NamedTuple):
 
 
 def integers(low: int, high: int, fill: Callable[[Tensor], Tensor], *dtypes: torch.dtype) -> Distribution:
-    """All from low to high - 1, each with the same chance."""
+    """All integers from low to high - 1, with equal probability."""
     count = high - low
     return Distribution(
         fill,
@@ -119,13 +119,13 @@ def rrelu_noise(x: Tensor) -> Tensor:
 
 
 def dropped(x: Tensor) -> Tensor:
-    """Ones and zeros, of what dropout keeps and does not."""
+    """Returns 1 where dropout keeps the element and 0 elsewhere."""
     kept = torch.nn.functional.dropout(torch.ones_like(x), 0.25)
     assert set(kept.unique().tolist()) <= {0.0, (torch.ones((), dtype=x.dtype) * (1 / 0.75)).item()}
     return (kept != 0).to(x.dtype)
 
 
-LN = math.exp(0.5**2 / 2)  # the mean of a log-normal variable whose logarithm deviates by 0.5
+LN = math.exp(0.5**2 / 2)  # the mean of a log-normal variable whose logarithm has standard deviation 0.5
 DISTRIBUTIONS: dict[str, Distribution] = {
     "rand": uniform(0, 1, *FLOATS),
     "uniform_ of another range": uniform(-0.1, 0.3, *FLOATS),
@@ -150,21 +150,21 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         least_is_in=False,
     ),
     "exponential_": exponential(1, *FLOATS),
-    "exponential_ of a great rate": exponential(5000, *FLOATS),
+    "exponential_ of a large rate": exponential(5000, *FLOATS),
     "cauchy_": Distribution(
         lambda x: x.cauchy_(1, 2), lambda x: ((x - 1) / 2).atan() / math.pi + 0.5, -math.inf, math.inf
     ),
     "geometric_": geometric(0.25, *FLOATS, *INTEGERS),
-    "geometric_, rarely": geometric(1e-3, torch.float32, torch.float64, torch.int64, torch.int32),
+    "geometric_, rare": geometric(1e-3, torch.float32, torch.float64, torch.int64, torch.int32),
     "bernoulli_": chances(0.3, lambda x: x.bernoulli_(0.3), *FLOATS, *INTEGERS, torch.bool),
     "bernoulli": chances(0.25, lambda x: torch.bernoulli(torch.full_like(x, 0.25)), *FLOATS),
     "bernoulli out=": chances(
         0.25, lambda x: torch.bernoulli(torch.full(x.shape, 0.25, device=x.device), out=x), *INTEGERS, torch.bool
     ),
-    # So seldom that moments of this few draws say nothing.
-    "bernoulli_, seldom": chances(1e-6, lambda x: x.bernoulli_(1e-6), torch.float32, torch.float64)._replace(mean=None),
+    # Too rare for the moments of so few draws to be meaningful.
+    "bernoulli_, rare": chances(1e-6, lambda x: x.bernoulli_(1e-6), torch.float32, torch.float64)._replace(mean=None),
     "dropout": chances(0.75, dropped, *FLOATS),
-    "random_ of few": integers(-3, 5, lambda x: x.random_(-3, 5), *FLOATS, *INTEGERS[:-1]),
+    "random_ of a small range": integers(-3, 5, lambda x: x.random_(-3, 5), *FLOATS, *INTEGERS[:-1]),
     "random_ of a byte": integers(0, 200, lambda x: x.random_(200), torch.uint8, torch.int64, torch.float16),
     "random_ of bools": integers(0, 2, lambda x: x.random_(), torch.bool),
     "random_ of int8": integers(0, 128, lambda x: x.random_(), torch.int8),
@@ -174,9 +174,9 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "random_ of int32": integers(0, 2**31, lambda x: x.random_(), torch.int32),
     "random_ of int64": integers(0, 2**63, lambda x: x.random_(), torch.int64),
     "randint beyond 32 bits": integers(-(2**40), 3 * 2**40, lambda x: x.random_(-(2**40), 3 * 2**40), torch.int64),
-    # Ranges of which the remainder of 32 bits would make some much likelier than others.
+    # Ranges for which the remainder of 32 random bits would be clearly biased.
     "random_ of three quarters": integers(0, 3 * 2**30, lambda x: x.random_(3 * 2**30), torch.int64),
-    "random_ of many": integers(0, 5 * 2**27, lambda x: x.random_(5 * 2**27), torch.int32),
+    "random_ of a large range": integers(0, 5 * 2**27, lambda x: x.random_(5 * 2**27), torch.int32),
     "multinomial": Distribution(multinomial, chosen, 0, 3, 2.4, 0.84, whole=True),
     "rrelu": Distribution(rrelu_noise, lambda x: (x - 0.25) / 0.5, 0.25, 0.75, 0.5, 1 / 48, greatest_is_in=False),
     "poisson": Distribution(
@@ -193,7 +193,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 
 
 def rounded_up_to(values: Tensor) -> Tensor:
-    """As float64: up to where numbers are rounded to each of the values."""
+    """Returns, for each value, the upper end of the interval that is rounded to it, in float64."""
     if not values.is_floating_point():
         return values.double()
     following = torch.nextafter(values, torch.full_like(values, math.inf))
@@ -201,13 +201,14 @@ def rounded_up_to(values: Tensor) -> Tensor:
 
 
 def distance(drawn: Tensor, case: Distribution) -> float:
-    """How far apart the shares of numbers up to each one that was drawn are from what they should be."""
+    """Returns the Kolmogorov-Smirnov distance: the largest difference between the draws' cumulative shares and those of
+    the distribution."""
     values, counts = drawn.unique(return_counts=True)
     found = counts.double().cumsum(0) / drawn.numel()
     bounds = values.double() if case.whole else rounded_up_to(values)
     expected = case.below(bounds)
     if not case.greatest_is_in and math.isfinite(case.greatest):
-        # What would be rounded to the upper end is the lower end instead, as on GPUs.
+        # Numbers that would be rounded to the upper end become the lower end instead, as on GPUs.
         top = torch.tensor(case.greatest, dtype=drawn.dtype)
         before = torch.nextafter(top, torch.tensor(-math.inf, dtype=drawn.dtype))
         share = 1 - case.below((top.double() + before.double()) / 2)
@@ -230,11 +231,11 @@ def test_distribution(name: str) -> None:
         drawn = result.double()
         assert not drawn.isnan().any(), about
         assert (drawn >= least if case.least_is_in else drawn > least).all(), f"{about}: {drawn.min()}"
-        # Infinity is where a narrow dtype ends.
+        # 16-bit dtypes can overflow to infinity.
         below = drawn <= greatest if case.greatest_is_in or dtype.itemsize == 2 else drawn < greatest
         assert (below if math.isinf(greatest) else below & (drawn <= greatest)).all(), f"{about}: {drawn.max()}"
         if not case.greatest_is_in and math.isfinite(greatest):
-            assert (drawn < greatest).all(), f"{about}: the upper end"
+            assert (drawn < greatest).all(), f"{about}: the upper end was drawn"
         if case.whole:
             assert (drawn == drawn.round()).all(), about
         assert distance(result, case) < DISTANCE / math.sqrt(DRAWS), f"{about}: {distance(result, case)}"
@@ -243,7 +244,7 @@ def test_distribution(name: str) -> None:
 
 
 def check_moments(drawn: Tensor, mean: float, variance: float, dtype: torch.dtype, about: str) -> None:
-    """Mean, variance, and that neighbours, up to the fourth, know nothing of each other."""
+    """Checks the mean, the variance, and that draws at several distances are uncorrelated."""
     deviation, count = math.sqrt(variance), drawn.numel()
     step = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
     centred = (drawn - mean) / deviation
@@ -266,8 +267,8 @@ def test_randperm() -> None:
         assert distance(half, integers(0, count, lambda x: x)) < DISTANCE / math.sqrt(count // 2)
 
 
-def test_exponential_is_never_zero_whatever_the_rate() -> None:
-    """The smallest draws are made on purpose: a rate so great that all are smaller than the dtype's numbers."""
+def test_exponential_is_never_zero_for_any_rate() -> None:
+    """Large rates force small draws: with the largest, all draws would be below the dtype's smallest number."""
     for dtype in had(FLOATS):
         for rate in (1.0, 1e5, torch.finfo(dtype).max):
             drawn = torch.empty(1000, dtype=dtype, device=DEVICE).exponential_(rate)
@@ -285,7 +286,7 @@ def test_bernoulli_out_of_another_dtype_and_shape() -> None:
 
 @pytest.mark.parametrize("std", FLOATS)
 @pytest.mark.parametrize("mean", FLOATS)
-def test_normal_numbers_have_the_means_dtype(mean: torch.dtype, std: torch.dtype) -> None:
+def test_normal_has_the_dtype_of_the_mean(mean: torch.dtype, std: torch.dtype) -> None:
     given = torch.zeros(2, 3, dtype=mean), torch.ones(3, dtype=std)
     assert torch.normal(*given).dtype == mean
     assert torch.normal(*(one.to(DEVICE) for one in given)).dtype == mean

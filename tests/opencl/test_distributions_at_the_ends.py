@@ -1,4 +1,4 @@
-"""Distributions at the ends of their parameters' range: refused as on the CPU, or the same kinds of numbers."""
+"""Distributions with parameters at and beyond their limits: errors and kinds of numbers are those of the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agreement import DEVICE
 
 INF, NAN = math.inf, math.nan
 DRAWS = 2000
-GREATEST, LEAST = 3.4e38, 1e-45  # of float32, and beyond it:
+GREATEST, LEAST = 3.4e38, 1e-45  # of float32; the next two are out of its range
 BEYOND, BELOW = 1e300, 1e-300
 Fill = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,7 +51,7 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def described(x: torch.Tensor) -> torch.Tensor:
-    """The shares of NaN, infinities of either sign, zeros, and of numbers of either sign that are neither."""
+    """Returns the shares of NaN, positive and negative infinity, zero, and other positive and negative numbers."""
     x = x.detach().cpu().double()
     kinds = [x.isnan(), x == INF, x == -INF, x == 0, (x > 0) & (x < INF), (x < 0) & (x > -INF)]
     return torch.stack([kind.double().mean() for kind in kinds])
@@ -66,7 +66,8 @@ def outcome(function: Callable[[], torch.Tensor]) -> tuple[str, torch.Tensor | N
 
 
 def alike(function: Callable[[str], torch.Tensor]) -> None:
-    """On the device as on the CPU, of a function of the device's name: words of errors, kinds of numbers, quartiles."""
+    """Asserts that `function`, called with a device's name, behaves the same on the device and the CPU: error messages,
+    kinds of numbers, quartiles."""
     wrong, expected = outcome(lambda: function("cpu"))
     for _ in range(2):
         error, found = outcome(lambda: function(DEVICE))
@@ -90,7 +91,7 @@ def test_fills(name: str, dtype: torch.dtype) -> None:
     function, parameters = FILLS[name]
     for given in parameters:
         if name == "exponential_" and dtype == torch.float16 and 1e5 < given[0] <= GREATEST:
-            continue  # no draw is rounded to zero here (test_distributions.py), and all are in PyTorch
+            continue  # PyTorch rounds all draws to 0; ours are never 0 (test_distributions.py)
         alike(lambda device: function(torch.empty(DRAWS, dtype=dtype, device=device), *given))  # noqa: B023
 
 
@@ -110,7 +111,7 @@ OF_TENSORS: dict[str, tuple[Callable[..., torch.Tensor], list[float]]] = {
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 @pytest.mark.parametrize("name", OF_TENSORS)
-def test_of_tensors(name: str, dtype: torch.dtype) -> None:
+def test_parameters_in_tensors(name: str, dtype: torch.dtype) -> None:
     function, numbers = OF_TENSORS[name]
     for number in numbers:
         alike(lambda device: function(torch.full((DRAWS,), number, dtype=dtype, device=device)))  # noqa: B023

@@ -1,4 +1,4 @@
-"""Dropout on a device that runs kernels: one launch that draws, scales and keeps the mask."""
+"""Dropout on a device that runs kernels: one launch draws, scales and writes the mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_backplane import _C, plans
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("count", [3, 64, 100_003])
-def test_what_is_kept_is_scaled(dtype: torch.dtype, count: int) -> None:
+def test_kept_elements_are_scaled(dtype: torch.dtype, count: int) -> None:
     x = (torch.rand(count) + 1).to(dtype).to(DEVICE)
     for _ in range(3):
         out, mask = torch.native_dropout(x, 0.25, True)
@@ -25,7 +25,7 @@ def test_what_is_kept_is_scaled(dtype: torch.dtype, count: int) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_module_is_reproducible_and_its_gradient_has_the_mask(p: float) -> None:
+def test_dropout_is_reproducible_and_its_gradient_uses_the_mask(p: float) -> None:
     x = torch.randn(50, 70, device=DEVICE, requires_grad=True)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def test_the_module_is_reproducible_and_its_gradient_has_the_mask(p: float) -> N
 
 
 @plans_from_the_start()
-def test_it_is_one_launch_that_is_replayed() -> None:
+def test_dropout_is_one_launch_and_is_replayed() -> None:
     x = torch.randn(64, device=DEVICE)
     _C.reset_fallback_counts()
     first, second = F.dropout(x), F.dropout(x)
@@ -71,7 +71,7 @@ def test_strides(view: str) -> None:
         assert out.stride() == mask.stride() == x.stride()
 
 
-def test_edges_of_the_chance() -> None:
+def test_probability_at_and_beyond_its_limits() -> None:
     x = torch.randn(9, device=DEVICE)
     out, mask = torch.native_dropout(x, 1.0, True)
     assert not out.cpu().any()
@@ -101,8 +101,8 @@ def test_integers_are_refused_as_on_the_cpu(dtype: torch.dtype) -> None:
             torch.native_dropout(torch.ones(200, dtype=dtype, device=device), 0.5, True)
 
 
-def test_gradients_take_masks_of_bool_alone() -> None:
-    """As on torch.cuda: a mask of other numbers would be taken for ones and zeros."""
+def test_backward_accepts_only_bool_masks() -> None:
+    """As on CUDA: the values of other masks would be read as 0 or 1."""
     grad, mask = torch.ones(3, device=DEVICE), torch.tensor([1, 0, 2], device=DEVICE)
     backward = torch.ops.aten.native_dropout_backward
     for dtype in (torch.bool, torch.float32, torch.bool, torch.int64, torch.uint8):

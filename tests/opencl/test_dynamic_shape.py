@@ -1,5 +1,5 @@
-"""Dynamic-shape plans: what real models call, with ever other shapes, layouts, places and numbers, beside the CPU; and
-that the planners, which such plans stand in for, do not run again.
+"""Dynamic-shape plans: calls that real models make, with changing shapes, layouts, storage offsets and numbers, agree
+with the CPU, and planners do not run again for new shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def whole(high: int, *shape: int) -> torch.Tensor:
 
 
 def gradients(function: Function) -> Function:
-    """What a function returns, and the gradients of all that it is given and that can have one."""
+    """Returns a function that computes the result and the gradients of all floating-point arguments."""
 
     def both(*given: Any) -> Any:
         leaves = [one.detach().requires_grad_() if _is_float(one) else one for one in given]
@@ -63,7 +63,7 @@ def cell(gates: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def stepped(optimizer: Callable[..., Any], **options: Any) -> Function:
-    """Two steps of an optimizer on a parameter, for whose gradient there are two tensors."""
+    """Returns a function that runs two steps of an optimizer on a parameter, with the two given gradients."""
 
     def steps(parameter: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         leaf = parameter.detach().clone().requires_grad_()
@@ -76,9 +76,9 @@ def stepped(optimizer: Callable[..., Any], **options: Any) -> Function:
     return steps
 
 
-# What a function is given at sizes n and m.
+# Functions, and their arguments for sizes n and m.
 CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
-    # everywhere
+    # general
     "add": (torch.add, lambda n, m: (randn(n, m), randn(n, m))),
     "add of a row": (torch.add, lambda n, m: (randn(n, m), randn(m))),
     "mul of a column": (torch.mul, lambda n, m: (randn(n, m), randn(n, 1))),
@@ -202,9 +202,9 @@ CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
     ),
 }  # fmt: skip
 
-# The last one is of a class of its own on devices with eight compute units.
+# On devices with eight compute units the last size has a separate class.
 SEEN = [(5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22), (16, 24), (14, 18)]
-# Where work items run in lockstep, tiles are as sizes ask, and there are more classes.
+# On SIMT targets tiles depend on the sizes, so there are more classes.
 SEEN_IN_LOCKSTEP = [(13, 12), (9, 16), (14, 10), (11, 15), (15, 11), (23, 12), (24, 10)]
 NEW = [(11, 13), (16, 20), (10, 14), (13, 24), (24, 11)]
 
@@ -217,21 +217,21 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
-    """The last two dimensions transposed in memory."""
+    """Transposes the last two dimensions in memory."""
     if tensor.dim() < 2:
         return plain(tensor)
     return placed(tensor, "cpu", torch.empty(tensor.transpose(-1, -2).shape).transpose(-1, -2).stride(), 0)
 
 
 def spaced(tensor: torch.Tensor) -> torch.Tensor:
-    """Part of something wider."""
+    """Makes the tensor a part of a wider one."""
     if not tensor.dim():
         return plain(tensor)
     return placed(tensor, "cpu", torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 5).stride(), 0)
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """One element behind a multiple of 16 bytes."""
+    """Places the tensor at storage offset 1, which is not aligned to 16 bytes."""
     return placed(tensor, "cpu", torch.empty(tensor.shape).stride(), 1)
 
 
@@ -243,7 +243,7 @@ LAYOUTS = (plain, turned, spaced, shifted, channels_last)
 
 
 def calls(make: Callable[[int, int], Arguments], sizes: list[tuple[int, int]]) -> Iterator[Arguments]:
-    """At each of the sizes, in each layout."""
+    """Yields arguments of each size in each layout."""
     for n, m in sizes:
         given = make(n, m)
         for layout in LAYOUTS:
@@ -251,7 +251,7 @@ def calls(make: Callable[[int, int], Arguments], sizes: list[tuple[int, int]]) -
 
 
 def outcome(function: Function, given: Arguments) -> Any:
-    """What a call returned, with its arguments afterwards; or its error."""
+    """Returns a call's result and its arguments afterwards, or its error."""
     try:
         found = function(*given)
         torch.accelerator.synchronize(DEVICE)
@@ -265,7 +265,7 @@ def compare(function: Function, given: Arguments, what: str) -> None:
     expected, found = outcome(function, given), outcome(function, arguments)
     if isinstance(expected[0], type):
         if expected[0] is IndexError and found[0] is IndexError and "out of bounds" in found[1]:
-            return  # by the kernel, in its own words
+            return  # the kernel has its own message
         assert found == expected, f"{what}: {found}, and the CPU: {expected}"
         return
     assert not isinstance(found[0], type), f"{what}: {found[1]}"
@@ -279,20 +279,20 @@ def planner_calls() -> dict[str, int]:
 
 
 def refused(given: Arguments) -> Arguments:
-    """Arguments whose sizes do not fit, for most functions of several."""
+    """Returns arguments with mismatched sizes, for most functions that take several."""
     first, *rest = given
     more = torch.randn(*first.shape[:-1], 1).to(first.dtype) if _is_float(first) else first[..., :1]
     return (torch.cat((first, more), -1), *rest)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_shapes_that_are_new_are_served_by_plans(name: str) -> None:
+def test_plans_are_replayed_for_new_shapes(name: str) -> None:
     function, make = CASES[name]
     with plans_from_the_start():
         for position, given in enumerate(calls(make, SEEN + SEEN_IN_LOCKSTEP * launch.target_of(0).simt)):
             compare(function, given, f"{name} {[tuple(one.shape) for one in given]}")
             if position % 7 == 3:
-                compare(function, refused(given), f"{name}, which does not fit")
+                compare(function, refused(given), f"{name} with mismatched sizes")
         before = planner_calls()
         again = set()
         for given in calls(make, NEW):

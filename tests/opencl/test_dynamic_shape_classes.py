@@ -1,5 +1,5 @@
-"""Which classes of calls have a dynamic-shape plan: of operators that do not have one easily, and of small models that
-are trained and used.
+"""Classes of calls have a dynamic-shape plan: those of difficult operators, and those of small models in training and
+evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Arguments = tuple[Any, ...]
 
 
 def exact() -> dict[str, list[str]]:
-    """Why classes that met a second shape have no plan for any, by operator."""
+    """Returns, by operator, why classes that have seen a second shape have no dynamic-shape plan."""
     return {name: one["reasons_for_exact"] for name, one in _C.plan_counts().items() if one["reasons_for_exact"]}
 
 
@@ -35,9 +35,9 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.complex64)
 
 
-# What a function is given at a size, on the CPU.
+# Functions, and their arguments for a size, on the CPU.
 CASES: dict[str, tuple[Function, Callable[[int], Arguments]]] = {
-    # planners that call what PyTorch composes of others
+    # planners that call PyTorch's composite operators
     "isin": (torch.isin, lambda n: (whole(9, n), whole(9, 3))),
     "median": (torch.median, lambda n: (randn(n),)),
     "median of rows": (lambda x: tuple(x.median(-1)), lambda n: (randn(n, n + 2),)),
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Function, Callable[[int], Arguments]]] = {
     "scatter_reduce": (
         lambda x, at, y: x.scatter_reduce(0, at, y, "amax"), lambda n: (randn(n, 3), whole(n, n, 3), randn(n, 3)),
     ),
-    # results that are given
+    # out= and in-place
     "gather to out": (
         lambda x, at, out: torch.gather(x, 0, at, out=out), lambda n: (randn(n, 3), whole(n, n, 3), randn(n, 3)),
     ),
@@ -76,17 +76,17 @@ CASES: dict[str, tuple[Function, Callable[[int], Arguments]]] = {
         lambda n: (randn(1, n, 6, 6).contiguous(memory_format=torch.channels_last),),
     ),
     # tensors without elements
-    "nothing added": (torch.add, lambda n: (randn(0, n), randn(0, n))),
-    "nothing in channels_last": (
+    "empty add": (torch.add, lambda n: (randn(0, n), randn(0, n))),
+    "empty channels_last": (
         lambda x: x + 1, lambda n: (torch.empty(0, 3, n, n).to(memory_format=torch.channels_last),),
     ),
-    "nothing summed": (lambda x: x.sum(0), lambda n: (randn(0, n),)),
-    "nothing filled": (lambda x: x.fill_(1), lambda n: (randn(n, 0),)),
-    "nothing cut": (lambda x: x.clamp(-1, 1), lambda n: (randn(n, 0),)),
-    "nothing multiplied": (torch.mm, lambda n: (randn(n, 0), randn(0, n))),
-    "nothing joined": (lambda x, y: torch.cat((x, y), -1), lambda n: (randn(0), randn(n, 3))),
-    "nothing looked up": (F.embedding, lambda n: (whole(5, 0, n), randn(5, 3))),
-    # conjugated and negated lazily
+    "empty sum": (lambda x: x.sum(0), lambda n: (randn(0, n),)),
+    "empty fill": (lambda x: x.fill_(1), lambda n: (randn(n, 0),)),
+    "empty clamp": (lambda x: x.clamp(-1, 1), lambda n: (randn(n, 0),)),
+    "empty mm": (torch.mm, lambda n: (randn(n, 0), randn(0, n))),
+    "empty cat": (lambda x, y: torch.cat((x, y), -1), lambda n: (randn(0), randn(n, 3))),
+    "empty embedding": (F.embedding, lambda n: (whole(5, 0, n), randn(5, 3))),
+    # lazily conjugated and negated
     "conjugate multiplied": (lambda x, y: x.conj() * y, lambda n: (numbers(n, n), numbers(n, n))),
     "conjugate copied": (lambda x, y: y.copy_(x.conj()), lambda n: (numbers(n), numbers(n))),
     "conjugate to out": (lambda x, y: torch.conj_physical(x, out=y), lambda n: (numbers(n), numbers(n))),
@@ -98,7 +98,7 @@ NEW = (10, 9, 13, 22)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_classes_have_a_plan_for_dynamic_shape(name: str) -> None:
+def test_classes_have_dynamic_shape_plans(name: str) -> None:
     function, make = CASES[name]
     with plans_from_the_start():
         for n in SEEN:
@@ -113,8 +113,8 @@ def test_classes_have_a_plan_for_dynamic_shape(name: str) -> None:
             compare(function, make(n), f"{name}, checked at {n}")
 
 
-def test_which_sizes_are_0_tells_what_is_refused() -> None:
-    """A plan for tensors without rows is none for those without columns."""
+def test_plans_distinguish_which_sizes_are_0() -> None:
+    """A plan for tensors without rows is not valid for tensors without columns."""
     functions: list[Function] = [
         lambda x: x.amax(1), lambda x: x.argmax(1), lambda x: x.median(1).values, lambda x: x.sum(1),
         lambda x: x.softmax(1), lambda x: x @ x.t(), lambda x: x.view(0, 7), lambda x: x + x[:, :1],
@@ -127,17 +127,17 @@ def test_which_sizes_are_0_tells_what_is_refused() -> None:
                 compare(function, (randn(*shape),), f"{shape}")
 
 
-def test_empty_tensors_between_others_leave_a_class_its_plan() -> None:
+def test_class_keeps_its_plan_after_empty_tensors() -> None:
     with plans_from_the_start():
         for shape in ((0, 4), (0, 5), (0, 6), (3, 4), (5, 4), (0, 7), (6, 8), (0, 9), (9, 4)):
             compare(lambda x: x * 2, (randn(*shape),), f"{shape}")
         found = _C.plan_counts()["aten::mul.Tensor"]
         assert found["reasons_for_exact"] == []
-        assert found["planner_calls"] == 3  # two without elements, and the first one with
+        assert found["planner_calls"] == 3  # two without elements, and the first with elements
 
 
-def test_operators_within_calls_that_no_plan_repeats_have_plans_for_dynamic_shape() -> None:
-    """How many different elements there are is read from memory: `unique` has no plan, and what it is made of has."""
+def test_operators_within_unplannable_calls_have_dynamic_shape_plans() -> None:
+    """`unique` reads the number of distinct elements from memory and has no plan. The operators that it calls have."""
     with plans_from_the_start():
         for n in (5, 6, 8, 12, 7, 20):
             compare(lambda x: x.unique(return_counts=True), (whole(4, n),), f"{n} elements")
@@ -174,7 +174,7 @@ class Images(nn.Sequential):
 
 
 class Text(nn.Module):
-    """A decoder: rotated or plain positions do not matter here, masks, norms and attention do."""
+    """A decoder with masks, norms and attention. It needs no positional encoding here."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Sequence(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Images, Text, Sequence])
-def test_all_that_models_call_in_training_and_in_use_has_plans_for_dynamic_shape(model: Callable[[], Any]) -> None:
+def test_all_calls_of_models_have_dynamic_shape_plans(model: Callable[[], Any]) -> None:
     network = model().to(DEVICE)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 
@@ -227,8 +227,8 @@ def test_all_that_models_call_in_training_and_in_use_has_plans_for_dynamic_shape
         assert found["classes"] == found["dynamic_shape_classes"] > 12
 
 
-def test_a_class_has_plans_for_many_layouts() -> None:
-    """Planners see the order of strides, which is another one for each permutation of the same dimensions."""
+def test_class_has_plans_for_many_layouts() -> None:
+    """Planners see the order of strides, which differs for each permutation of the dimensions."""
     orders = list(itertools.permutations(range(4)))
 
     def call_all(n: int, orders: Iterable[tuple[int, ...]]) -> None:
@@ -237,7 +237,7 @@ def test_a_class_has_plans_for_many_layouts() -> None:
             compare(lambda x, y: x + y, (x.permute(order), randn(*x.permute(order).shape)), f"{order}, {n}")
 
     with plans_from_the_start():
-        # Where work items run in lockstep, tiles are as sizes ask: smaller and larger ones are of other classes.
+        # On SIMT targets tiles depend on the sizes: smaller and larger tensors belong to other classes.
         seen, new = ((9, 10, 12), (11,)) if launch.target_of(0).simt else ((2, 3, 4, 5), (7, 6, 8))
         for n in seen:
             call_all(n, orders)

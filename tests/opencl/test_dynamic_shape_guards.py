@@ -1,5 +1,5 @@
-"""Where a dynamic-shape plan must not serve a call: sizes, layouts, places and numbers for which the planner does
-something else, between calls that the plan does serve.
+"""Guards of dynamic-shape plans: sizes, layouts, storage offsets and numbers for which the planner acts differently,
+between calls for which the plan is valid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from test_dynamic_shape import CASES, LAYOUTS, Arguments, compare, plain, randn,
 
 from torch_backplane import _C, plans
 
-LIBRARY = torch.library.Library("backplane_dynamic_shape", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_dynamic_shape", "FRAGMENT")  # kept alive: planners are never undeclared
 
 
 def counts(name: str) -> dict[str, Any]:
@@ -26,12 +26,12 @@ def counts(name: str) -> dict[str, Any]:
 
 
 def expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows that are one row in memory."""
+    """Makes all rows share the memory of the first row."""
     return plain(tensor[:1]).expand(tensor.shape) if tensor.dim() > 1 and tensor.shape[0] else plain(tensor)
 
 
 def compared(function: Callable[..., Any], calls: Iterator[Arguments] | Sequence[Arguments]) -> None:
-    """Each call, and each once more after all others."""
+    """Compares each call with the CPU, and again after all others."""
     with plans_from_the_start():
         calls = list(calls)
         for given in (*calls, *calls):
@@ -47,7 +47,7 @@ def _shown(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sizes_of_0_and_1_and_equal_sizes_between_others(name: str) -> None:
+def test_sizes_0_and_1_and_equal_sizes_between_others(name: str) -> None:
     function, make = CASES[name]
     chance = random.Random(name)
     sizes = [(5, 7), (6, 9)] + [
@@ -57,7 +57,7 @@ def test_sizes_of_0_and_1_and_equal_sizes_between_others(name: str) -> None:
     for n, m in sizes:
         try:
             given = make(n, m)
-        except RuntimeError:  # no number below 0
+        except RuntimeError:  # there is no random integer below 0
             continue
         layout = chance.choice((*LAYOUTS, plain))
         found.append(tuple(layout(one) for one in given))
@@ -70,7 +70,7 @@ def test_sizes_of_0_and_1_and_equal_sizes_between_others(name: str) -> None:
 def test_broadcasting_begins_and_ends() -> None:
     shapes = [(4, 5), (1, 5), (4, 1), (1, 1), (6, 7), (1, 7), (6, 1), (8, 8), (1, 8), (8, 1), (5, 4)]
     pairs = [(one, other) for one, other in itertools.product(shapes, shapes) if {*one} & {*other}]
-    compared(torch.add, [(randn(*one), randn(*other)) for one, other in pairs])  # some do not fit
+    compared(torch.add, [(randn(*one), randn(*other)) for one, other in pairs])  # some are mismatched
     compared(lambda x, y: x.mul_(y), [(randn(*one), randn(*other)) for one, other in pairs])
     triples = [(randn(*one) > 0, randn(*one), randn(*other)) for one, other in pairs[::3]]
     compared(torch.where, triples)
@@ -98,7 +98,7 @@ def test_strides_become_contiguous_and_dimensions_collapse() -> None:
 def test_equal_sizes_become_unequal_and_back() -> None:
     sizes = [(3, 3, 3), (4, 5, 6), (5, 5, 6), (4, 6, 6), (7, 8, 7), (6, 6, 6), (9, 10, 11), (11, 10, 11)]
     compared(torch.mm, [(randn(n, m), randn(m, k)) for n, m, k in sizes])
-    compared(torch.mm, [(randn(n, m), randn(k, m)) for n, m, k in sizes])  # which mostly do not fit
+    compared(torch.mm, [(randn(n, m), randn(k, m)) for n, m, k in sizes])  # most are mismatched
     compared(torch.bmm, [(randn(2, n, m), randn(2, k, n)) for n, m, k in sizes])
     compared(lambda x, y: torch.cat((x, y)), [(randn(n, m), randn(n, k)) for n, m, k in sizes])
     compared(lambda x, y: x.addmm_(y, y), [(randn(n, m), randn(k, k)) for n, m, k in sizes])
@@ -107,7 +107,7 @@ def test_equal_sizes_become_unequal_and_back() -> None:
 
 
 def over(count: int, *ranges: tuple[int, int, int]) -> Arguments:
-    """Views (start, length, step) of one memory, as CPU tensors; the device's lie likewise."""
+    """Returns `count` numbers, and the ranges (start, length, step) of views of their memory."""
     return (torch.arange(float(count)), *ranges)
 
 
@@ -130,14 +130,15 @@ def test_results_begin_to_overlap_with_operands() -> None:
     distances = [16, 20, 24, 12, 8, 4, 0, 32, 28]
     compared(added, [over(99, (0, n, 1), (0, n, 1), (d, n, 1)) for d in distances for n in (8, 9)])
     compared(added, [over(99, (0, n, 1), (64, n, 1), (d, n, 1)) for d in distances for n in (12, 5)])
-    # Of elements apart PyTorch does not refuse a result that overlaps in part, and promises nothing: these are between.
+    # For views with gaps PyTorch does not refuse partial overlaps, and results are undefined. At odd distances the
+    # elements of one view lie in the gaps of the other.
     apart = [d + 1 if 0 < d < 20 else d for d in distances]
     compared(added, [over(99, (0, n, 2), (64, n, 1), (d, n, 2)) for d in apart for n in (4, 10)])
     compared(multiplied, [over(99, (d, n, 1), (0, n, 1)) for d in distances for n in (8, 13)])
     compared(summed, [over(99, (0, n, 1), (d, n, 1)) for d in distances for n in (8, 13)])
 
 
-def test_one_tensor_twice_is_not_two_views_of_one_memory() -> None:
+def test_plans_distinguish_a_tensor_used_twice_from_two_views() -> None:
     def of_views(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(base: torch.Tensor, starts: Sequence[int], length: int) -> Any:
             known: dict[int, torch.Tensor] = {}
@@ -150,7 +151,7 @@ def test_one_tensor_twice_is_not_two_views_of_one_memory() -> None:
         return x.view(2, -1) @ y.view(-1, 2)
 
     starts = [(0, 0), (4, 4), (0, 4), (8, 0), (0, 16), (8, 8), (0, 0)]
-    calls = [(torch.arange(64.0), (0, 0), length) for length in (14, 16)]  # of these, a dynamic-shape plan
+    calls = [(torch.arange(64.0), (0, 0), length) for length in (14, 16)]  # these make a dynamic-shape plan
     calls += [(torch.arange(64.0), pair, length) for length in (8, 10, 12, 6) for pair in starts]
     for function in (torch.add, mm, lambda x, y: torch.cat((x, y)), torch.mul, torch.dot, lambda x, y: x.add_(y)):
         compared(of_views(function), calls)
@@ -159,7 +160,7 @@ def test_one_tensor_twice_is_not_two_views_of_one_memory() -> None:
 # --- numbers
 
 
-def test_indices_come_to_need_64_bits() -> None:
+def test_indices_that_begin_to_need_64_bits() -> None:
     need_memory(2**31 + 2**12)
     base = torch.empty(2**31 + 2**12, dtype=torch.uint8, device=DEVICE)
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -176,12 +177,12 @@ def test_indices_come_to_need_64_bits() -> None:
             for length, step in places:
                 values = torch.arange(1, length + 1, dtype=torch.uint8)
                 x = base.as_strided((length,), (step,))
-                x.copy_(values.to(DEVICE))  # from the CPU all that lies between would be copied, too
+                x.copy_(values.to(DEVICE))  # a copy from the CPU would include the gaps
                 found = function(x).cpu()
                 assert found.tolist() == function(values).tolist(), f"{name} of {length} elements, {step} apart"
 
 
-def test_strides_of_dimensions_of_one_may_be_any() -> None:
+def test_dimensions_of_size_1_may_have_any_stride() -> None:
     strides = [7, 1, 2**31, 2**62, 2**63 - 1, 0, 9]
     functions: list[Callable[..., Any]] = [
         lambda x: x + 1, lambda x: x.sum(0), lambda x: x.sum(-1), lambda x: x.clone().stride(), lambda x: x.softmax(-1),
@@ -198,7 +199,7 @@ def test_strides_of_dimensions_of_one_may_be_any() -> None:
                 )
 
 
-def test_ranges_to_the_ends_of_their_dtypes() -> None:
+def test_ranges_up_to_the_limits_of_int64() -> None:
     most = 2**63 - 1
     bounds = [
         (0, 5, 1), (2, 9, 2), (9, 2, -3), (most - 4, most, 1), (most - 8, most, 3), (-most - 1, -most + 3, 1),
@@ -212,7 +213,7 @@ def test_ranges_to_the_ends_of_their_dtypes() -> None:
     compared(ranges, [(torch.zeros(1), *one) for one in bounds])
 
 
-def test_sizes_that_come_out_below_0_are_refused() -> None:
+def test_negative_sizes_of_results_are_refused() -> None:
     from torch.nn import functional as F
 
     images = [randn(1, 2, n, m) for n, m in ((6, 7), (8, 9), (3, 9), (2, 2), (9, 2), (5, 5), (1, 1), (4, 10))]
@@ -228,7 +229,7 @@ def test_sizes_that_come_out_below_0_are_refused() -> None:
     compared(lambda x: x.diff(n=3), [(one,) for one in images])
 
 
-def test_sizes_left_open_come_as_arguments() -> None:
+def test_inferred_sizes_and_negative_indices_as_arguments() -> None:
     x = randn(1, 4)
     calls = [(randn(1, n), [rows, columns]) for n in (4, 5) for rows in (2, 3, -1, 1) for columns in (n, -1)]
     compared(lambda x, sizes: torch.ops.aten.expand_copy(x, sizes), calls)
@@ -243,7 +244,7 @@ def test_sizes_left_open_come_as_arguments() -> None:
 
 
 def declared(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares the planner of a new operator, and returns the operator."""
+    """Returns a decorator that declares a planner of a new operator and returns the operator."""
     from torch_backplane.planning import operator
 
     name = schema.partition("(")[0]
@@ -260,8 +261,8 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor.shape[0], torch.SymInt)
 
 
-def test_results_are_the_tensors_that_were_given() -> None:
-    """Also where another argument is a view of the very same elements, or the same tensor."""
+def test_results_are_the_given_tensors() -> None:
+    """Also if another argument is the same tensor or a view of the same elements."""
 
     @declared("add_all(Tensor[] many, Tensor(a!) out) -> Tensor(a!)")
     def add_all(call: Any, many: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -276,7 +277,7 @@ def test_results_are_the_tensors_that_were_given() -> None:
         "where": lambda x, out: aten.where.self_out(x > 0, x, out, out=out),
         "in place": lambda x, out: aten.mul_.Tensor(out, x),
         "few": lambda x, out: add_all([x, x], out),
-        "many": lambda x, out: add_all([x] * 12, out),  # more than are looked through one by one
+        "many": lambda x, out: add_all([x] * 12, out),  # more than a linear search is used for
         "many others": lambda x, out: add_all([x[:] for _ in range(12)], out),
     }
     for mode, (name, function) in itertools.product(("1", "check"), functions.items()):
@@ -302,11 +303,11 @@ def test_guards_that_never_hold_leave_exact_plans() -> None:
         assert found["reasons_for_exact"] != [""]
 
 
-def test_planners_that_raise_while_they_are_traced_keep_exact_plans() -> None:
+def test_planners_that_raise_in_the_trace_keep_exact_plans() -> None:
     @declared("shy(Tensor self) -> Tensor")
     def shy(call: Any, self: torch.Tensor) -> torch.Tensor:
         if is_traced(self):
-            raise ValueError("not while somebody looks")
+            raise ValueError("cannot be traced")
         return self + 1
 
     with plans_from_the_start():
@@ -314,13 +315,13 @@ def test_planners_that_raise_while_they_are_traced_keep_exact_plans() -> None:
             assert shy(torch.ones(n, device=DEVICE)).tolist() == [2.0] * n
         found = plans.stats()["backplane_dynamic_shape::shy"]
         assert found["planner_calls"] == 4
-        assert found["traces"] == 2  # and then it is left alone
+        assert found["traces"] == 2  # then the class is no longer traced
         assert found["replays"] == 2
-        assert found["reasons_for_exact"] == ["ValueError in the trace: not while somebody looks"]
+        assert found["reasons_for_exact"] == ["ValueError in the trace: cannot be traced"]
 
 
 @pytest.mark.parametrize("kind", [AttributeError, NameError, AssertionError, KeyError])
-def test_faults_of_planners_that_show_while_they_are_traced_are_raised(kind: type[Exception]) -> None:
+def test_programming_errors_in_the_trace_are_raised(kind: type[Exception]) -> None:
     @declared(f"faulty_{kind.__name__}(Tensor self) -> Tensor")
     def faulty(call: Any, self: torch.Tensor) -> torch.Tensor:
         if is_traced(self):
@@ -334,7 +335,7 @@ def test_faults_of_planners_that_show_while_they_are_traced_are_raised(kind: typ
         assert faulty(torch.ones(5, device=DEVICE)).tolist() == [2.0] * 5
 
 
-def test_a_traced_plan_that_is_not_the_planners_is_not_used() -> None:
+def test_traced_plan_that_differs_from_the_planners_is_not_used() -> None:
     @declared("sly(Tensor self) -> Tensor")
     def sly(call: Any, self: torch.Tensor) -> torch.Tensor:
         return self * 3 if is_traced(self) else self + 1
@@ -349,8 +350,9 @@ def test_a_traced_plan_that_is_not_the_planners_is_not_used() -> None:
         assert "launch bp_add" in reason
 
 
-def test_a_planner_of_this_call_alone_is_found_by_the_last_one() -> None:
-    """Whether the planner looks at a size or at what it was given for one: the plan of the call before tells."""
+def test_missing_guard_is_detected_with_the_previous_calls_plan() -> None:
+    """A planner that depends on a size without a guard is detected: its traced plan differs from the plan of the
+    previous call."""
 
     @declared("flip(Tensor self) -> Tensor")
     def flip(call: Any, self: torch.Tensor) -> torch.Tensor:
@@ -363,7 +365,7 @@ def test_a_planner_of_this_call_alone_is_found_by_the_last_one() -> None:
             assert flip(torch.ones(n, device=DEVICE)).tolist() == [2.0 if n % 2 == 0 else 0.0] * n
 
 
-def test_checking_finds_planners_that_change_their_mind_by_name() -> None:
+def test_check_mode_names_inconsistent_planners() -> None:
     factor = [2.0]
 
     @declared("moody(Tensor self) -> Tensor")
@@ -383,7 +385,7 @@ def test_checking_finds_planners_that_change_their_mind_by_name() -> None:
             moody(torch.ones(8, device=DEVICE))
 
 
-def test_calls_that_are_refused_use_up_no_traces() -> None:
+def test_refused_calls_do_not_count_as_traces() -> None:
     with plans_from_the_start():
         for n in (5, 6, 7, 8):
             x = torch.ones(n, 4, device=DEVICE)
@@ -399,7 +401,7 @@ def test_calls_that_are_refused_use_up_no_traces() -> None:
 # --- the cache
 
 
-def test_classes_are_bounded_and_come_back() -> None:
+def test_number_of_classes_is_bounded() -> None:
     @declared("tagged(Tensor self, int tag) -> Tensor")
     def tagged(call: Any, self: torch.Tensor, tag: int) -> torch.Tensor:
         return torch.empty_like(self)
@@ -413,15 +415,15 @@ def test_classes_are_bounded_and_come_back() -> None:
         assert found["classes"] == found["dynamic_shape_classes"] == 1024
         before = found["planner_calls"]
         for n in (6, 7, 8):
-            assert tagged(x[:n], 1029).shape == (n,)  # known
-            assert tagged(x[:n], 0).shape == (n,)  # forgotten
+            assert tagged(x[:n], 1029).shape == (n,)  # cached
+            assert tagged(x[:n], 0).shape == (n,)  # evicted
         assert counts("backplane_dynamic_shape::tagged")["planner_calls"] == before + 2
         plans.clear()
         assert counts("backplane_dynamic_shape::tagged")["classes"] == 0
         assert tagged(x[:7], 3).shape == (7,)
 
 
-def test_threads_call_one_operator_with_ever_new_shapes() -> None:
+def test_threads_call_one_operator_with_changing_shapes() -> None:
     wrong: list[Any] = []
     begin = threading.Barrier(5)
 
@@ -453,8 +455,8 @@ def test_threads_call_one_operator_with_ever_new_shapes() -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "raises"])
-def test_traces_hold_no_memory_of_the_device(name: str) -> None:
-    """Whether they come to a plan or not, and without help of the garbage collector."""
+def test_traces_hold_no_device_memory(name: str) -> None:
+    """Whether or not they result in a plan, and without the garbage collector."""
     functions = {"add": lambda x: x + x, "raises": lambda x: x.unique()}
     with plans_from_the_start():
         functions[name](torch.ones(3, device=DEVICE))
@@ -469,7 +471,7 @@ def test_traces_hold_no_memory_of_the_device(name: str) -> None:
             gc.enable()
 
 
-def test_explain_tells_that_a_plan_is_for_dynamic_shape() -> None:
+def test_explain_shows_replays_of_dynamic_shape_plans() -> None:
     with plans_from_the_start():
         x = torch.ones(9, 3, device=DEVICE)
         told = [plans.explain(lambda n=n: x[:n].mul(2)).splitlines()[0] for n in (4, 5, 6, 7, 4)]

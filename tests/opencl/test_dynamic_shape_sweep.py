@@ -1,4 +1,4 @@
-"""A sample of `make test-shapes`: families of operators with changing shapes, while plans are held against planners."""
+"""A sample of `make test-shapes`: families of operators with changing shapes; plans are compared with planners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_plans_of_changing_shapes_are_what_planners_do(name: str) -> None:
+def test_plans_for_changing_shapes_agree_with_planners(name: str) -> None:
     check(name, torch.float32)
 
 

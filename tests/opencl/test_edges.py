@@ -1,5 +1,5 @@
-"""Tensors without dimensions and without elements, in each place of what indexes, sorts, scans, pools and multiplies:
-the CPU's values, or its errors, at once. A crash ends the process, and so the test.
+"""Tensors without dimensions or elements as each operand of operators that index, sort, scan, pool and multiply: the
+CPU's values, or its errors, immediately. A crash would end the process, and so the test.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def zeros(*shape: int) -> torch.Tensor:
 
 
 def outcome(function: Function, arguments: tuple[Any, ...]) -> Any:
-    """What a call returned, with its arguments afterwards; or the type and words of its error."""
+    """Returns a call's result and its arguments afterwards, or the type and message of its error."""
     try:
         result = function(*arguments)
         torch.accelerator.synchronize(DEVICE)
     except Exception as error:
-        # Some name the type of a tensor.
+        # Some messages name the type of a tensor.
         return f"{type(error).__name__}: {error}".replace("bpFloatType", "torch.FloatTensor")
     return to_cpu((result, arguments))
 
@@ -50,7 +50,7 @@ def alike(found: Any, expected: Any) -> bool:
 
 
 def compare(function: Function, cases: Iterator[tuple[Any, ...]]) -> None:
-    """Each case twice on the device, as the second time a plan may answer."""
+    """Compares each case with the CPU, twice: the second call may replay a plan."""
     wrong = []
     for case in cases:
         expected = outcome(function, tuple(one.clone() if torch.is_tensor(one) else one for one in case))

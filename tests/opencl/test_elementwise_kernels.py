@@ -1,4 +1,4 @@
-"""torch_backplane.elementwise on a device that runs kernels (errors: tests/planning/test_elementwise.py)."""
+"""torch_backplane.elementwise on a device that runs kernels. tests/planning/test_elementwise.py tests its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts(x: Any) -> Any:
 
 @torch_backplane.elementwise
 def steps(x: Any) -> Any:
-    """How often x can be halved before it is at most 1: a loop of its own for each element."""
+    """Counts how often x is halved until it is at most 1, in a separate loop for each element."""
     _, count = f.while_loop(lambda x, n: x > 1.0, lambda x, n: (x / 2.0, n + 1.0), (x, x * 0.0))
     return count
 
@@ -47,14 +47,14 @@ def counts(prefix: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8]
 )
-def test_it_computes_what_the_cpu_does(dtype: torch.dtype) -> None:
+def test_results_agree_with_the_cpu(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(5, 7) * 20).to(dtype), torch.randn(7).to(dtype)
     agrees(leaky, x, y)
     agrees(leaky, x.t(), 2)
     agrees(lambda x: leaky(2.5, x, slope=3), x[::2, 1:])
     agrees(leaky, x, torch.randn(5, 1).to(torch.float16))
-    agrees(lambda x: leaky(x, torch.tensor(2.5)), x)  # a CPU tensor without dimensions, as PyTorch takes it
+    agrees(lambda x: leaky(x, torch.tensor(2.5)), x)  # a zero-dim CPU tensor, which PyTorch accepts
 
 
 def test_several_results() -> None:
@@ -63,7 +63,7 @@ def test_several_results() -> None:
         agrees(parts, torch.randn(3, 50, dtype=dtype).t()[1:])
 
 
-def test_loops_end_for_each_element_by_itself() -> None:
+def test_loops_end_separately_for_each_element() -> None:
     agrees(steps, torch.rand(100) * 1000)
 
 
@@ -73,7 +73,7 @@ def test_empty_and_zero_dimensional_tensors() -> None:
     agrees(parts, torch.randn(2, 0))
 
 
-def test_another_number_is_neither_a_new_plan_nor_a_new_kernel() -> None:
+def test_plans_and_kernels_are_reused_for_other_numbers() -> None:
     x = torch.linspace(-1, 1, 9, device=DEVICE)
     with plans_from_the_start():
         for slope in (0.1, 0.2, 0.3):
@@ -110,7 +110,7 @@ def test_gradients() -> None:
     agrees(gradients, torch.randn(4, 5), torch.randn(5))
 
 
-def test_gradients_are_differences() -> None:
+def test_gradients_agree_with_finite_differences() -> None:
     need(torch.float64)
     x = torch.randn(6, device=DEVICE, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(lambda x: cube(x, 2.0), (x,))
@@ -143,7 +143,7 @@ def test_inference_mode_and_no_grad() -> None:
         leaky(x, 1)
 
 
-def test_a_formula_that_needs_floats_makes_them_of_integers() -> None:
+def test_formulas_convert_integers_where_they_need_floats() -> None:
     half = torch_backplane.elementwise(lambda x: x / 2)
     agrees(half, torch.arange(5))
     agrees(torch_backplane.elementwise(lambda a: a * 2), torch.tensor([True, False]))
@@ -156,13 +156,13 @@ def test_dtypes_without_kernels_are_an_error() -> None:
         leaky(x, 1)
 
 
-def test_it_is_checked_like_any_operator() -> None:
+def test_check_mode() -> None:
     with plans_from_the_start():
         plans.set_mode("check")
         agrees(leaky, torch.randn(5, 6), torch.randn(6))
 
 
-def test_torch_knows_its_shapes_without_running_it() -> None:
+def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for x, y in ((torch.randn(4, 3).t(), torch.randn(3, 1)), (torch.randn(2, 3, 4)[..., ::2], 2.0)):

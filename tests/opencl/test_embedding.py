@@ -1,4 +1,4 @@
-"""Gradients of embeddings: indices in a column, and by how often each row is used; norms of rows."""
+"""Gradients of embeddings, with indices in a column and scaled by the frequency of rows; norms of rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_norms_of_rows(norm: float) -> None:
     agrees(lambda w, i: torch.embedding_renorm_(w.t(), i, 1.5, norm), numbers((4, 6)), torch.tensor([0, 5]))
 
 
-def test_norms_of_rows_that_are_refused() -> None:
+def test_norms_of_rows_refuse_invalid_arguments() -> None:
     def run(w: torch.Tensor, index: torch.Tensor) -> None:
         torch.embedding_renorm_(w, index, 1.5, 2.0)
         torch.accelerator.synchronize()

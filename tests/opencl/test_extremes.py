@@ -1,6 +1,7 @@
-"""Operators of two tensors and of rows: of all pairs of zeros, and of numbers at the ends of a dtype and of functions.
+"""Binary operators and operators on rows, with zeros and with numbers at the limits of dtypes and functions.
 
-Of floats the CPU in float64 is the judge, beside the CPU in the same dtype, which is no better everywhere.
+A floating-point result must be near the CPU's result in float64 or in the same dtype. The latter is not always the
+better reference.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ FLOATS = [
     *(2.0**31, -(2.0**31), 2.0**63, 1e19, 1e30, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan),
 ]
 INTEGERS = [0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 255, 256, 1000, 2000, 32767, 2**31 - 1]
-# The degree of a polynomial is made an int64 of what is no value of one, which C leaves open.
+# They convert the degree to int64, which is undefined in C for numbers out of its range.
 POLYNOMIALS = [name for name in OPERATORS if "polynomial" in name]
 
 
 def floats() -> list[float]:
-    """Without the least ones where the device, or its fma alone, takes what is below the least normal one for zero."""
+    """Returns FLOATS, without the smallest ones if the device, or only its fma, flushes subnormal numbers to zero."""
     few = torch.tensor([2.0**-140, 2.0**100], device=DEVICE)
     has_smaller = bool((few[:1] * few[1:]).cpu()) and bool(few.prod().cpu())
     return [one for one in FLOATS if has_smaller or one == 0 or not abs(one) < 1.2e-38]
@@ -42,7 +43,7 @@ def extremes(dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_near(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Within the roundings of the CPU's own functions; what is below the least normal number may be lost."""
+    """Compares within the rounding errors of the CPU's functions. Subnormal numbers may be flushed to zero."""
     least = 64 * torch.finfo(dtype).tiny
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-4, torch.float64: 1e-7}[dtype]
     return torch.isclose(found.double(), wanted.double(), rtol=tolerance, atol=least, equal_nan=True)
@@ -63,7 +64,7 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
         pytest.skip(reason)
     a, b = extremes(dtypes[0])[:, None].contiguous(), extremes(dtypes[1])
     if not dtypes[0].is_floating_point:
-        # The least one by -1, in either order, ends the process on a CPU now and then, by PyTorch's own kernel.
+        # PyTorch's CPU kernels sometimes crash for the smallest integer together with -1, in either order.
         a = a[(a[:, 0] != a.min()) & (a[:, 0] != -1)]
     wrong = []
     for name, op in OPERATORS.items():
@@ -74,7 +75,7 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
             try:
                 wanted = op.op(a, b)
             except RuntimeError:
-                continue  # which dtypes are refused is others' to test
+                continue  # other tests check which dtypes are refused
             if why_not([wanted.dtype]):
                 continue
             found = op.op(a.to(DEVICE), b.to(DEVICE)).cpu()
@@ -96,19 +97,19 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
 
 
 def meant(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where an operator is meant to be something else than on the CPU."""
+    """Returns where an operator's result is meant to differ from the CPU's."""
     none = torch.zeros_like(a + b, dtype=torch.bool)
-    if name == "gcd":  # the CPU's is negative beside the least integer, whose absolute value is no integer
+    if name == "gcd":  # the CPU's is negative for the smallest integer, whose absolute value overflows
         least = torch.iinfo(a.dtype).min
         return (a == least) | (b == least)
     if name == "special.zeta":  # the CPU's sum of b to the power of -a is NaN for huge a, not 0
         return (a > 1e3) | none
-    if name == "igammac":  # which is one minus igamma here, also where it is next to nothing
+    if name == "igammac":  # computed as 1 - igamma here, even where it is close to 0
         return (a.abs() < 1e-6) & (b.abs() <= 1)
     return none
 
 
-# Of rows of numbers, where PyTorch's results are no matter of rounding.
+# Functions of rows, for which PyTorch's results do not depend on rounding.
 OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{
         name: partial(getattr(torch, name), dim=1)
@@ -132,14 +133,14 @@ OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_rows_of_extremes(dtype: torch.dtype) -> None:
-    few = torch.tensor([one for one in floats() if one != -3.4e38], dtype=torch.float64)  # of infinite differences
+    few = torch.tensor([one for one in floats() if one != -3.4e38], dtype=torch.float64)  # differences overflow
     rows = torch.stack([*torch.meshgrid(few, few, indexing="ij"), torch.full((len(few), len(few)), 0.5)]).flatten(1).mT
     rows = rows.to(dtype).contiguous()
     wrong = []
     for name, function in OF_ROWS.items():
         wanted, found = function(rows), function(rows.to(DEVICE)).cpu()
         wide = function(rows.double()).to(wanted.dtype)
-        # A sum of squares, or its like, may be beyond float32 where float64 has it, and the CPU adds in float64.
+        # Intermediate results such as sums of squares can overflow in float32; the CPU accumulates in float64.
         if not found.dtype.is_floating_point:
             right = found == wanted
         else:

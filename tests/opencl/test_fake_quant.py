@@ -92,7 +92,7 @@ def test_errors_are_pytorchs(name: str) -> None:
     assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
 
 
-def test_a_layer_that_is_trained_for_quantization() -> None:
+def test_fake_quantize_module() -> None:
     from torch.ao.quantization import FakeQuantize
 
     layer, x = FakeQuantize(quant_min=0, quant_max=255).to(DEVICE), numbers(4, 5)

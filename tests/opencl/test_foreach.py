@@ -1,4 +1,4 @@
-"""torch._foreach_*: lists whose tensors share memory, are refused, or are of many kinds, in every overload."""
+"""Every overload of torch._foreach_*, for lists of tensors that share memory, are refused, or are of many kinds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch_backplane
 from torch_backplane import plans
 
 Lists = Sequence[list[torch.Tensor]]
-Scene = Callable[[str], Lists]  # of a device: the lists of a call, as many as there are; others are made like the first
+Scene = Callable[[str], Lists]  # device → lists of a call; further lists are made like the first
 
 
-# Of those that differ in their formulas alone, one each: what takes them through lists is the same.
+# One of each group of operators that differ only in their formulas and share the code that processes lists.
 ONE_OF_EACH = ("add", "mul", "maximum", "addcmul", "lerp", "neg", "zero", "norm")
 
 
 def overloads(names: Sequence[str] = ()) -> Iterator[OpOverload]:
-    """Of each torch._foreach_* that has a planner, or of these, all but those with `out`."""
+    """Yields all overloads without `out` of these torch._foreach_* operators, or of all that have a planner."""
     from torch_backplane.planning import declare
 
     torch.bp.init()
@@ -38,14 +38,14 @@ def overloads(names: Sequence[str] = ()) -> Iterator[OpOverload]:
 
 
 def values(shape: Sequence[int], device: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers from 0.5 to 3, each of which differs from its neighbours."""
+    """Returns random numbers from 0.5 to 3, or from 1.5 to 9 for other dtypes than floating-point ones."""
     generator = torch.Generator().manual_seed(seed)
     made = torch.rand(tuple(shape), generator=generator) * 2.5 + 0.5
     return (made * 3 if not dtype.is_floating_point else made).to(dtype).to(device)
 
 
 def arguments(overload: OpOverload, lists: Lists, number: Any = 0.5) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by the schema: `lists`, and others like the first list; `number` wherever there is one."""
+    """Returns arguments by the schema: `lists`, further lists like the first one, and `number` for each number."""
     given, named = [], {}
     device = str(lists[0][0].device) if lists[0] else DEVICE
     left = list(lists)
@@ -73,7 +73,7 @@ def arguments(overload: OpOverload, lists: Lists, number: Any = 0.5) -> tuple[li
 
 
 def outcome(overload: OpOverload, given: Any) -> tuple[list[Any], list[Any]]:
-    """(what it returns or raises, with strides; tensors then: of the result, and of the arguments)"""
+    """Returns (dtypes, shapes and strides of results, or the error; tensors of the results and of the arguments)."""
     try:
         found = overload(*given[0], **given[1]) or []
         facts = [(one.dtype, one.shape, one.stride()) for one in found]
@@ -85,7 +85,7 @@ def outcome(overload: OpOverload, given: Any) -> tuple[list[Any], list[Any]]:
 
 
 def compare(overload: OpOverload, scene: Scene, number: Any = 0.5) -> None:
-    """The device does what the CPU does, planned and replayed: results, errors, and what is changed."""
+    """Asserts that results, errors and changed arguments are the same as on the CPU, planned and replayed."""
     expected = outcome(overload, arguments(overload, scene("cpu"), number))
     for _ in range(2):
         torch_backplane._C.reset_fallback_counts()
@@ -101,14 +101,14 @@ def compare(overload: OpOverload, scene: Scene, number: Any = 0.5) -> None:
 
 
 def takes(overload: OpOverload, number: Any) -> bool:
-    """Whether there is a number in its schema, other than an order of norms that no norm has."""
+    """Returns whether the schema has numbers. A norm does not take numbers that are no valid order."""
     if overload is torch.ops.aten._foreach_norm.Scalar and (number != number or abs(number) == 1e39):
         return False
     return any("number" in str(one.type) for one in overload._schema.arguments)
 
 
 def wrong_ones(scene: Scene, numbers: Sequence[Any] = (), names: Sequence[str] = ()) -> str:
-    """What is different on the device, in calls with these numbers; of all overloads with 0.5, if there are none."""
+    """Returns the differences from the CPU in calls with these numbers; without numbers, in all overloads with 0.5."""
     wrong = []
     for overload in overloads(names):
         for number in [one for one in numbers if takes(overload, one)] if numbers else [0.5]:
@@ -117,11 +117,11 @@ def wrong_ones(scene: Scene, numbers: Sequence[Any] = (), names: Sequence[str] =
             except AssertionError as error:
                 wrong.append(f"{overload} with {number}: {error}")
             except NotImplementedError:
-                continue  # the CPU does not have it
+                continue  # not implemented on the CPU
     return "\n".join(wrong)
 
 
-# --- tensors that share memory, at different places of the lists
+# --- tensors that share memory, at different positions of the lists
 
 
 def flattened(device: str) -> Lists:
@@ -204,7 +204,7 @@ def of_other_shapes(device: str) -> Lists:
 
 def broadcast(device: str) -> Lists:
     x, y = values((3, 4), device), values((3, 4), device, seed=1)
-    return [x, y, x[0]], [y[0], y[:, :1].clone(), x]  # of its own column, what is read after it was written is open
+    return [x, y, x[0]], [y[0], y[:, :1].clone(), x]  # copied: writing y while its column is read is undefined
 
 
 def shorter(device: str) -> Lists:
@@ -267,19 +267,19 @@ SCENES: dict[str, Scene] = {
 }  # fmt: skip
 
 
-# Where every formula runs; in other scenes memory, shapes or refusals are the point.
+# Scenes that run with every operator. The others are about memory, shapes or errors, and run with ONE_OF_EACH.
 OF_EVERY_FORMULA = ("neighbours", "of_itself", "some_without_elements", "int64", "bool", "float_and_int")
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_lists_are_gone_through_in_order(scene: str) -> None:
+def test_lists_are_processed_in_order(scene: str) -> None:
     if scene in ("of_two_dtypes", "float64"):
         need(torch.float64)
     assert not wrong_ones(SCENES[scene], names=() if scene in OF_EVERY_FORMULA else ONE_OF_EACH)
 
 
-# What PyTorch refuses of a number, it refuses where there are no elements, too. Numbers beyond a dtype are not among
-# these: `alpha` of nothing at all is taken by the operators that lists are composed of.
+# PyTorch refuses invalid numbers for empty tensors too. Numbers out of a dtype's range are not among these: the
+# operators that lists are composed of accept any `alpha` for empty tensors.
 @pytest.mark.parametrize("number", [True, 2, -3.5, 2 + 1j, float("inf"), float("nan")])
 @pytest.mark.parametrize("scene", ["of_itself", "without_elements", "some_without_elements", "int64"])
 def test_numbers_of_all_kinds(scene: str, number: Any) -> None:
@@ -287,7 +287,7 @@ def test_numbers_of_all_kinds(scene: str, number: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_numbers_beyond_the_dtype(dtype: torch.dtype) -> None:
+def test_numbers_out_of_the_dtypes_range(dtype: torch.dtype) -> None:
     assert not wrong_ones(of_dtype(dtype, dtype), [1e6, 1e39])
 
 
@@ -380,11 +380,11 @@ def test_lerp_in_formulas() -> None:
     torch.testing.assert_close(found, torch.lerp(start, end, 5.0) + torch.lerp(start, end, 0.25), equal_nan=True)
 
 
-# --- what takes few launches
+# --- number of launches
 
 
 def test_lists_without_shared_memory_take_few_launches() -> None:
-    """Views of one buffer beside each other are no reason to go one by one, nor is a tensor that is read twice."""
+    """Neither disjoint views of one buffer nor tensors that are read twice make tensors run one by one."""
     whole = torch.ones(16, 10, device=DEVICE)
     lists = [[*whole[at : at + 8]] for at in (0, 8)]
     with plans_from_the_start():
@@ -405,7 +405,7 @@ def test_lists_without_shared_memory_take_few_launches() -> None:
 
 
 def large(device: str, more: int = 0) -> Lists:
-    """The host changes such lists where it sees memory. `more`: rows of the first tensor."""
+    """Returns three lists of large tensors. `more`: additional rows of the first tensor of each list."""
     shapes = ((7_000 + more, 10), (30_001,))
     return [[values(shape, device, seed=seed + at) for at, shape in enumerate(shapes)] for seed in (0, 5, 9)]
 
@@ -421,7 +421,7 @@ CHANGES: dict[str, Callable[[Lists, float], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_large_lists_are_changed_in_plans_for_all_numbers_and_sizes(change: str) -> None:
+def test_large_lists_replay_plans_for_other_numbers_and_sizes(change: str) -> None:
     torch_backplane._C.reset_fallback_counts()
     with plans_from_the_start():
         for more in (0, 20, 3, 41, 0):
@@ -439,7 +439,7 @@ def test_large_lists_are_changed_in_plans_for_all_numbers_and_sizes(change: str)
 
 
 def test_numbers_that_overflow_are_refused() -> None:
-    """At the call, which then has changed nothing; numbers of the same plan go on."""
+    """The call raises and changes nothing. Its plan stays valid for other numbers."""
     there = large(DEVICE)
     before = [one.cpu() for one in there[0]]
     with plans_from_the_start():
@@ -452,8 +452,8 @@ def test_numbers_that_overflow_are_refused() -> None:
     assert all(torch.equal(one.cpu(), other) for one, other in zip(there[0], before, strict=True))
 
 
-def test_a_tensor_without_dimensions_counts_as_much_as_one_in_the_list() -> None:
-    """Of two dtypes the wider one is the result's; beside a tensor with dimensions the list's is."""
+def test_type_promotion_with_zero_dim_tensors() -> None:
+    """If both tensors are zero-dim, the result has the wider dtype; otherwise it has that of the list's tensor."""
     lists = [torch.tensor(0.5).half(), torch.ones(3).half(), torch.ones(2)]
     for dtype in had((torch.float32, torch.float16, torch.float64)):
         other = torch.tensor(-1.5, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Results in other dtypes, shapes and places than the operator would choose, and what PyTorch refuses of that.
+"""Results in given memory with other dtypes and shapes than the operator would choose, and PyTorch's errors for them.
 
-A sample; `python -m torch_backplane conformance --forms` goes through all of the operator database.
+A sample: `python -m torch_backplane conformance --forms` covers the whole operator database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def places_for(values: torch.Tensor) -> torch.Tensor:
     return torch.empty(values.shape[1:], dtype=torch.int64, device=values.device)
 
 
-# Each writes to `out` what it makes of `a` and `b`, in float16.
+# Each computes a result of `a` and `b`, which are float16, and writes it to `out`.
 OPERATORS: dict[str, Callable[..., Any]] = {
     "exp": lambda a, b, out: torch.exp(a, out=out),
     "add": lambda a, b, out: torch.add(a, b, out=out),
@@ -57,7 +57,7 @@ OTHER_DTYPES = [torch.float32, torch.float64, torch.int32, torch.bool]
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[type | None, Any]:
-    """(type of the error, nothing) or (None, the arguments' memory afterwards)."""
+    """Returns (type of the error, None) or (None, the arguments afterwards)."""
     try:
         function(*arguments)
     except (RuntimeError, IndexError, TypeError) as error:
@@ -66,7 +66,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[type | None,
 
 
 def same_outcome(function: Callable[..., Any], *arguments: Any, **tolerances: float) -> None:
-    """On the device, planned and replayed, as on the CPU: refused, or the same tensors afterwards."""
+    """Asserts that the device, planned and replayed, raises the CPU's type of error or leaves the same tensors."""
     found = [outcome(function, *on_device(arguments)) for _ in range(2)]
     error, after = outcome(function, *arguments)
     for one in found:
@@ -78,7 +78,7 @@ def same_outcome(function: Callable[..., Any], *arguments: Any, **tolerances: fl
 @pytest.mark.parametrize("dtype", OTHER_DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
-    """Up to the rounding of float16. What the CPU rounds to float16 on the way, the device does, too."""
+    """Results agree up to float16's rounding. If the CPU rounds to float16 before it writes, so does the device."""
     a, b = torch.rand(4, 4).half() * 4, torch.rand(4, 4).half()
     operator, shape = OPERATORS[name], SHAPES.get(name)
     if shape is None:
@@ -93,8 +93,8 @@ def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_expanded_out_of_another_shape(name: str) -> None:
-    """It has memory of its own once it is resized; index_select and others refuse it before."""
+def test_expanded_out_of_another_shape(name: str) -> None:
+    """Its elements no longer share memory once it is resized. index_select and others refuse it before that."""
     a, b = torch.rand(4, 4).half() * 4, torch.rand(4, 4).half()
     for shape in ((3, 5), (1,), (0,), (2, 2, 2)):
         out = torch.ones((1,) * len(shape), dtype=torch.float16).expand(shape)
@@ -104,7 +104,7 @@ def test_an_expanded_out_of_another_shape(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_out_of_complex_numbers(name: str, dtype: torch.dtype) -> None:
-    """A norm is real, and is asked for in no other dtype by its `out=`, as a sum is."""
+    """Norms are real. For sums, but not for norms, the dtype of `out=` selects the dtype of the computation."""
     a, b = torch.randn(4, 4, dtype=torch.complex64), torch.randn(4, 4, dtype=torch.complex64)
     shape = SHAPES.get(name)
     if shape is None:
@@ -113,7 +113,7 @@ def test_out_of_complex_numbers(name: str, dtype: torch.dtype) -> None:
     same_outcome(OPERATORS[name], a, b, torch.zeros(shape, dtype=dtype), rtol=1e-4, atol=1e-5)
 
 
-# Of overloads that have no functional form here.
+# Shapes of results of operators above that have no functional form.
 SHAPES = {"mse_loss": (4, 4), "leaky_relu": (4, 4), "reflection_pad": (4, 6)}
 
 
@@ -121,8 +121,8 @@ SHAPES = {"mse_loss": (4, 4), "leaky_relu": (4, 4), "reflection_pad": (4, 6)}
     ("function", "dtype"),
     [(torch.add, torch.float64), (torch.mul, torch.float32), (torch.add, torch.int64)],
 )
-def test_overflow_is_that_of_the_result(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    """33000 + 33000 is infinite in float16, and 100 + 100 negative in int8, whatever it is written to."""
+def test_overflow_does_not_depend_on_the_dtype_of_out(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """33000 + 33000 is infinite in float16, and 100 + 100 negative in int8, whatever the dtype of `out`."""
     source = torch.tensor([33000.0, 2.0]).half() if dtype.is_floating_point else torch.tensor([100, 2]).to(torch.int8)
     agrees(lambda a, out: function(a, a, out=out), source, torch.zeros(2, dtype=dtype))
 
@@ -136,7 +136,7 @@ RANGES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_a_range_in_a_view_stays_there(name: str) -> None:
+def test_ranges_write_only_to_the_given_view(name: str) -> None:
     for view in (
         lambda x: x.narrow(1, 1, 2), lambda x: x[:, ::2], lambda x: x.t()[1:], lambda x: x[0], lambda x: x[:0, 0],
     ):  # fmt: skip
@@ -182,11 +182,11 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", OVERLAPS)
 @pytest.mark.filterwarnings("ignore:Use of masked_fill_ on expanded")
-def test_what_is_read_where_it_is_written(name: str) -> None:
+def test_overlapping_arguments_behave_as_on_the_cpu(name: str) -> None:
     same_outcome(OVERLAPS[name], torch.arange(1.0, 9.0))
 
 
-# PyTorch's CPU kernels read here what they have written already.
+# Here PyTorch's CPU kernels read elements that they have already overwritten.
 TAKEN_APART: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], Any]]] = {
     "mm": (lambda x, out: torch.mm(x[:4].view(2, 2), x[4:].view(2, 2), out=out), lambda x: x[:4].view(2, 2)),
     "sum": (lambda x, out: torch.sum(x.view(2, 4), 0, out=out), lambda x: x[:4]),
@@ -200,7 +200,7 @@ TAKEN_APART: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], Any]]]
 
 
 @pytest.mark.parametrize("name", TAKEN_APART)
-def test_everything_is_read_before_it_is_written(name: str) -> None:
+def test_operands_are_read_before_they_are_overwritten(name: str) -> None:
     function, place = TAKEN_APART[name]
     x = torch.arange(1.0, 9.0)
     right = function(x, torch.zeros_like(place(x)))
@@ -299,8 +299,8 @@ SELVES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", SELVES)
-def test_a_tensor_is_copied_to_itself(name: str) -> None:
-    """Which does nothing, also where elements lie in one place."""
+def test_copy_of_a_tensor_to_itself(name: str) -> None:
+    """The copy does nothing, even if elements share memory."""
     x = torch.randn(2, 5, device=DEVICE)
     before = x.clone()
     destination, source = SELVES[name](x)
@@ -311,7 +311,7 @@ def test_a_tensor_is_copied_to_itself(name: str) -> None:
         x[:1].expand(3, 5).copy_(torch.ones(3, 5, device=DEVICE))
 
 
-def test_bernoulli_of_expanded_chances() -> None:
+def test_bernoulli_of_expanded_probabilities() -> None:
     chances = torch.tensor([0.0, 1.0, 1.0])
     for given in (chances.expand(4, 3), chances.repeat(2)[::2].expand(2, 3), chances):
         there = given.to(DEVICE).expand(given.shape) if 0 not in given.stride() else chances.to(DEVICE).expand(4, 3)
@@ -323,7 +323,7 @@ def test_bernoulli_of_expanded_chances() -> None:
 
 @pytest.mark.parametrize("correction", [-3, -1, 0, 1, 2])
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
-def test_spread_of_nothing_is_nan(name: str, correction: int) -> None:
+def test_variance_of_empty_tensors_is_nan(name: str, correction: int) -> None:
     function = getattr(torch, name)
     for dim in (0, (0, 1), None):
         agrees(lambda x, dim=dim: function(x, dim=dim, correction=correction), torch.zeros(0, 2))
@@ -338,7 +338,7 @@ def test_group_norm_of_half_precision_with_weights_of_float32(layout: torch.memo
 
 @pytest.mark.parametrize("reduction", [0, 1, 2, 3, -3])
 def test_nll_loss_of_one_row(reduction: int) -> None:
-    """Without a reduction it has a weight as a sum has, and what is no reduction's number is a sum."""
+    """Without a reduction the total weight is that of a sum. Unknown reductions are sums."""
     loss, backward = torch.ops.aten.nll_loss_forward, torch.ops.aten.nll_loss_backward
     for target in (2, -100):
         agrees(lambda x, t, w: loss(x, t, w, reduction, -100), torch.randn(4), torch.tensor(target), torch.rand(4))
@@ -346,7 +346,7 @@ def test_nll_loss_of_one_row(reduction: int) -> None:
                torch.tensor(2.0), torch.randn(4), torch.tensor(target), torch.tensor(1.0))  # fmt: skip
 
 
-def test_losses_of_the_dtype_of_the_input() -> None:
+def test_losses_have_the_dtype_of_the_input() -> None:
     half, number = torch.randn(3).bfloat16(), torch.tensor(2.0)
     for function in (F.huber_loss, F.soft_margin_loss):
         for reduction in ("none", "mean", "sum"):
@@ -357,7 +357,7 @@ def test_losses_of_the_dtype_of_the_input() -> None:
                 torch.testing.assert_close(found.cpu(), expected, atol=0.05, rtol=0.05)
 
 
-def test_quotients_are_laid_out_as_the_iterator_does() -> None:
+def test_strides_of_quotients_are_those_of_the_cpu() -> None:
     a, b = torch.rand(5, 2, 3).mT, torch.rand(5, 3, 2) + 1
     for function in (torch.floor_divide, torch.fmod, torch.remainder, torch.true_divide, torch.atan2):
         for first, second in ((a, b), (b, a)):
@@ -392,6 +392,6 @@ OPERANDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERANDS)
-def test_an_operand_is_not_resized(name: str) -> None:
+def test_operands_as_out_are_not_resized(name: str) -> None:
     for rows in (1, 4, 1):
         same_outcome(OPERANDS[name], torch.rand(rows, 3), torch.rand(4, 3))

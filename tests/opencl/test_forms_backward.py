@@ -1,7 +1,7 @@
-"""Gradients, statistics and results that are none of an operator's: refused, and never read or written beyond.
+"""Gradients, statistics and results that do not fit an operator: refused, and never read or written out of bounds.
 
-People reach most of these operators through others, which give them the right arguments. Where PyTorch's CPU kernels
-look at dtypes, kernels here refuse the same; shapes they do not all look at, and read what is not there.
+Most of these operators are called by others, which pass valid arguments. Dtypes that PyTorch's CPU kernels refuse are
+refused here too. PyTorch's CPU kernels do not check all shapes, and then access memory out of bounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def batch_norm_of(running: Callable[[torch.Tensor], torch.Tensor], **options: An
     )
 
 
-# Of 0, 1, …, 15.
+# Called with the numbers 0, 1, …, 15.
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "batch norm, statistics of float64": batch_norm_of(lambda mean: mean.double()),
     "batch norm, statistics of integers": batch_norm_of(lambda mean: mean.long()),
@@ -135,13 +135,13 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_none_of_the_operators(name: str) -> None:
+def test_invalid_arguments_are_refused_as_on_the_cpu(name: str) -> None:
     if "float64" in name:
         need(torch.float64)
     refused_alike(REFUSED[name], torch.arange(16.0))
 
 
-# PyTorch reads and writes beyond memory on the CPU, where it does not end the process.
+# For these, PyTorch's CPU kernels access memory out of bounds or crash.
 BEYOND: dict[str, Callable[[torch.Tensor], Any]] = {
     "batch norm": lambda x: batch_norm_backward(x[:8].view(1, 2, 4), x.view(2, 2, 4), x[:2], x[:2], x[2:4]),
     "layer norm": lambda x: layer_norm_backward(
@@ -186,7 +186,7 @@ BEYOND: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_nothing_is_read_that_is_not_there(name: str) -> None:
+def test_arguments_that_would_be_read_out_of_bounds_are_refused(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError), match=r"[Ee]xpected|should contain"):
         BEYOND[name](torch.arange(16.0, device=DEVICE))
 
@@ -195,7 +195,7 @@ def test_nothing_is_read_that_is_not_there(name: str) -> None:
     ("grad", "self", "target"), [("double", "float", "float"), ("float", "half", "float"), ("float", "float", "double")]
 )
 @pytest.mark.parametrize("name", ["soft_margin_loss", "mse_loss", "smooth_l1_loss"])
-def test_gradients_of_losses_are_of_the_inputs_dtype(name: str, grad: str, self: str, target: str) -> None:
+def test_gradients_of_losses_have_the_dtype_of_the_input(name: str, grad: str, self: str, target: str) -> None:
     if "double" in (grad, self, target):
         need(torch.float64)
 
@@ -207,33 +207,33 @@ def test_gradients_of_losses_are_of_the_inputs_dtype(name: str, grad: str, self:
     agrees(call, torch.arange(16.0))
 
 
-def test_a_number_that_is_no_reduction_reduces_no_huber_loss() -> None:
+def test_huber_loss_with_an_unknown_reduction() -> None:
     agrees(lambda x: aten.huber_loss(x, x / 2, 100, 1.0), torch.arange(4.0))
 
 
-def test_rrelu_writes_to_no_result_of_another_dtype() -> None:
-    """PyTorch's CPU kernel does, beyond its memory."""
+def test_rrelu_refuses_out_of_another_dtype() -> None:
+    """PyTorch's CPU kernel does not, and writes out of bounds."""
     x = torch.arange(16.0, device=DEVICE)
     with pytest.raises(RuntimeError, match="expected scalar type Float but found Half"):
         aten.rrelu_with_noise.out(x, x.clone(), 0.0, 1.0, True, out=x.half())
 
 
-def test_fractional_pools_of_windows_of_no_elements() -> None:
+def test_fractional_max_pool_with_empty_windows() -> None:
     given = torch.rand(1, 4, 4), [0, 0], [2, 2], torch.full((1, 1, 2), 0.3)
     found = aten.fractional_max_pool2d(*(one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in given))
     for one, wanted in zip(found, aten.fractional_max_pool2d(*given), strict=True):
         assert torch.equal(one.cpu(), wanted)
 
 
-def test_batch_norm_reads_what_its_statistics_are_written_over() -> None:
-    """Not refused by PyTorch; as if nothing had been written over it."""
+def test_batch_norm_with_running_statistics_that_overlap_the_input() -> None:
+    """PyTorch does not refuse this. The result is the same as without the overlap."""
     x = torch.arange(16.0, device=DEVICE)
     apart = F.batch_norm(x.view(2, 2, 4), torch.zeros(2, device=DEVICE), torch.ones(2, device=DEVICE), training=True)
     over = F.batch_norm(x.view(2, 2, 4), x[:2], torch.ones(2, device=DEVICE), training=True)
     assert torch.equal(apart, over)
 
 
-def test_the_reserve_of_a_batch_norm_stays_as_it_is() -> None:
+def test_batch_norm_does_not_change_the_reserve() -> None:
     agrees(
         lambda x: aten._batch_norm_with_update.out(
             x.view(2, 2, 4), None, None, torch.zeros_like(x[:2]), torch.ones_like(x[:2]), 0.1, 1e-5, out=x.clone(),

@@ -1,4 +1,4 @@
-"""Fused steps of optimizers, with numbers and tensors for the learning rate."""
+"""Fused optimizer steps, with numbers and tensors as learning rates."""
 
 from __future__ import annotations
 
