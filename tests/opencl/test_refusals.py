@@ -1,5 +1,7 @@
-"""Calls that PyTorch refuses: its error, with the CPU's type and words, from tensors of zeros. Nothing is copied or
-counted as a fallback, and nothing of it stays in the plans."""
+"""Calls that PyTorch rejects raise the error of the CPU kernel, which runs on zeros instead of the data.
+
+They copy no data, do not count as fallbacks, and leave no plans.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def i(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=I64)
 
 
-# (operator, arguments that are refused, arguments that are not).
+# (operator, invalid arguments, valid arguments).
 CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "two shapes": (aten.add.Tensor, [t(2), t(3)], [t(3), t(3)]),
     "bools": (aten.sub.Tensor, [t(2, dtype=BOOL), t(2, dtype=BOOL)], [t(2), t(2)]),
@@ -93,7 +95,7 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def calls() -> Iterator[tuple[str, Callable[[str], Any], Callable[[str], Any]]]:
-    """(what it is, a call that is refused, one that is not), each to be made on a device."""
+    """(name, invalid call, valid call). The calls take a device."""
 
     def on(function: Any, values: list[Any], named: dict[str, Any]) -> Callable[[str], Any]:
         def call(device: str) -> Any:
@@ -110,15 +112,15 @@ def calls() -> Iterator[tuple[str, Callable[[str], Any], Callable[[str], Any]]]:
 
 
 def refused_and_planned() -> None:
-    """A bad call, a good one, and the bad one again, of every row: the errors are PyTorch's, and none is a fallback."""
+    """Makes an invalid, a valid and an invalid call per case. The errors are the CPU's, and nothing falls back."""
     _C.set_fallback_policy(_C.FallbackPolicy.error)
     wrong = []
     for name, bad, good in calls():
         expected = outcome(bad, ["cpu"])
         if not expected[0]:
-            wrong.append(f"{name}: the CPU takes it")
+            wrong.append(f"{name}: the CPU accepts it")
             continue
-        for what in ("first", "after a good call", "again"):
+        for what in ("first", "after a valid call", "again"):
             _C.reset_fallback_counts()
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
@@ -126,11 +128,11 @@ def refused_and_planned() -> None:
             if found != expected or _C.fallback_counts() or [one for one in warned if "fall" in str(one.message)]:
                 wrong.append(f"{name}, {what}: {found}, counted {_C.fallback_counts()}; on the CPU {expected}")
             if what != "again" and (said := outcome(good, ["bp"]))[0]:
-                wrong.append(f"{name}, a good call: {said}")
+                wrong.append(f"{name}, a valid call: {said}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_refused_planned_and_refused_again() -> None:
+def test_invalid_calls_before_and_after_valid_ones() -> None:
     before = _C.fallback_policy()
     try:
         refused_and_planned()
@@ -138,7 +140,7 @@ def test_refused_planned_and_refused_again() -> None:
         _C.set_fallback_policy(before)
 
 
-# (operator, arguments whose memory PyTorch's CPU kernel would read or write beyond, others, words of our error).
+# (operator, arguments with which PyTorch's CPU kernel would access memory out of bounds, valid arguments, error).
 UNCHECKED: dict[str, tuple[Any, list[Any], list[Any], str]] = {
     "lengths": (aten._weight_norm_interface.default, [t(3, 4), t(2)], [t(3, 4), t(3, 1)], "expected 3 lengths"),
     "an output": (aten._masked_softmax_backward.default, [t(2, 3), t(1, 3), t(2, 3, dtype=BOOL)],
@@ -149,7 +151,7 @@ UNCHECKED: dict[str, tuple[Any, list[Any], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNCHECKED)
-def test_what_the_cpu_does_not_look_at_is_refused_without_it(name: str) -> None:
+def test_arguments_that_the_cpu_does_not_check_are_errors(name: str) -> None:
     function, bad, good, words = UNCHECKED[name]
     for values in (bad, good, bad):
         moved = [one.to("bp") if isinstance(one, torch.Tensor) else one for one in values]
