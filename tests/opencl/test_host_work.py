@@ -370,7 +370,7 @@ def test_result_that_needs_a_resize_is_an_error() -> None:
         ('LibraryFunction("f", 1, int)(3)', TypeError, "needs a bp tensor among its arguments"),
     ],
 )
-def test_wrong_arguments_are_refused(call: str, error: type[Exception], text: str) -> None:
+def test_invalid_arguments_are_errors(call: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         eval(call, globals() | {"x": torch.ones(2, 2, device=DEVICE)})
 

@@ -42,7 +42,7 @@ OF_THE_CPU = {
     "aten::binary_cross_entropy.out": "the CPU returns an empty tensor",
     "aten::binary_cross_entropy_backward.grad_input": "the CPU returns an empty tensor",
 }
-# PyTorch composes these of several operators, so another of the two operands decides the layout.
+# PyTorch composes these of several operators. On bp, another of the two operands decides the layout.
 OF_TWO_LAYOUTS = ("aten::ldexp", "aten::log_sigmoid_backward", "aten::soft_margin_loss_backward")
 
 

@@ -302,7 +302,7 @@ def test_invalid_masks_raise_the_cpus_errors() -> None:
 @pytest.mark.parametrize("which", ["weight", "bias", "running_mean", "running_var"])
 @pytest.mark.parametrize("count", [0, 1, 6, 13])
 def test_batch_norm_rejects_mismatched_channel_counts(which: str, count: int) -> None:
-    """Calls the operators below F.batch_norm, which checks on its own. PyTorch's CPU kernels read out of bounds."""
+    """Calls the operator below F.batch_norm, which checks the counts. PyTorch's CPU kernel would read out of bounds."""
     sizes = {name: count if name == which else 5 for name in ("weight", "bias", "running_mean", "running_var")}
     given = [torch.ones(size, device=DEVICE) for size in sizes.values()]
     x = torch.rand(3, 5, 4, device=DEVICE)

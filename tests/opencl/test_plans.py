@@ -349,7 +349,7 @@ def test_run_on_cpu_after_a_side_effect_is_an_error(effect: str, mode: str) -> N
         plans.set_mode("1")
 
 
-def test_run_on_cpu_after_writes_to_temporaries_falls_back() -> None:
+def test_run_on_cpu_after_writes_to_own_memory_falls_back() -> None:
     from torch_backplane.planning import Call, RunOnCPU, operator
 
     LIBRARY.define("early(Tensor self) -> Tensor")

@@ -125,7 +125,7 @@ def test_rows_are_split_among_work_groups(case: str) -> None:
     forward, *backward = [one for one in explained.split("\n\n") if "norm" in one or "softmax" in one]
     assert backward, explained
     for one in backward if case in MANY_SETS else (forward, *backward):
-        assert "_team_" in one, one  # a reduction
+        assert "_team_" in one, one  # a reduction by teams of work items
 
 
 def test_cpu_targets_with_many_units_split_rows() -> None:
