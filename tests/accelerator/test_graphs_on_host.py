@@ -25,11 +25,11 @@ REFUSED = [name for name in on_opencl.REFUSED if name != "an operator on the CPU
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_captured_is_named_and_the_stream_usable_afterwards(name: str) -> None:
-    on_opencl.test_what_cannot_be_captured_is_named_and_the_stream_usable_afterwards(name)
+def test_errors_name_the_operator_and_leave_the_stream_usable(name: str) -> None:
+    on_opencl.test_errors_name_the_operator_and_leave_the_stream_usable(name)
 
 
-def test_nothing_is_tuned_in_a_capture() -> None:
+def test_captures_do_not_tune() -> None:
     """Nor elsewhere on host devices."""
     x, w = torch.randn(1, 4, 12, 13, device="bp"), torch.randn(4, 4, 3, 3, device="bp")
     graph = torch.bp.Graph()

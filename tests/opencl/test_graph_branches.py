@@ -1,4 +1,4 @@
-"""Branches of graphs, which run beside each other: what comes after what is kept."""
+"""Graph branches that run concurrently keep the order of dependent commands."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from agreement import DEVICE
 from test_graphs import captured
 
-SIZE = 1_000_000  # elements with which branches are worth their waits
+SIZE = 1_000_000  # elements: enough work that concurrent branches are worth the waits between queues
 
 def queues(graph: torch.bp.Graph, path: Path) -> list[int]:
-    """Which queue each piece of the graph's work is given to, by its picture."""
+    """The queue of each node, read from the graph's debug dump."""
     graph.debug_dump(str(path / "graph.dot"))
     return [int(found) for found in re.findall(r"queue (\d+)", (path / "graph.dot").read_text())]
 
 
 def need_queues() -> None:
     if torch.bp.get_device_properties(DEVICE).driver == "host":
-        pytest.skip("host devices do all in the calling thread: there is nothing beside anything")
+        pytest.skip("host devices run everything in the calling thread, so no branches run concurrently")
 
 
 def graph_to_look_at() -> torch.bp.Graph:
@@ -30,12 +30,12 @@ def graph_to_look_at() -> torch.bp.Graph:
     return graph
 
 
-def test_branches_have_queues_and_chains_have_one(tmp_path: Path) -> None:
+def test_concurrent_branches_use_several_queues(tmp_path: Path) -> None:
     need_queues()
     x = torch.ones(SIZE, device=DEVICE)
     side, third = torch.bp.Stream(), torch.bp.Stream()
     chain = graph_to_look_at()
-    with captured(chain):  # over two streams, and nothing is beside anything
+    with captured(chain):  # uses two streams, but nothing can run concurrently
         first = torch.bp.current_stream()
         y = x + 1
         side.wait_stream(first)
@@ -59,10 +59,10 @@ def test_branches_have_queues_and_chains_have_one(tmp_path: Path) -> None:
         d = a + c
         first.wait_stream(third)
         e = b + d
-    assert queues(forked, tmp_path) == [0, 0, 1, 1, 2, 2, 0, 0]  # the first branch goes on where nothing is before it
+    assert queues(forked, tmp_path) == [0, 0, 1, 1, 2, 2, 0, 0]  # the first branch starts on queue 0, which is idle
 
     small = graph_to_look_at()
-    with captured(small):  # takes less time than the waits
+    with captured(small):  # less work than the waits cost
         first = torch.bp.current_stream()
         side.wait_stream(first)
         with side:
@@ -101,8 +101,8 @@ def test_more_branches_than_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_programs_over_several_streams(seed: int) -> None:
-    """What waits is only what has to: for who wrote what is read, and for who reads what is written."""
+def test_random_programs_on_several_streams(seed: int) -> None:
+    """The capture has only the necessary waits: reads wait for the last write, and writes for earlier accesses."""
     chance = random.Random(seed)
     values = [torch.full((chance.choice((7, 300_000)),), float(number), device=DEVICE) for number in range(6)]
     expected = [value.cpu() for value in values]
@@ -144,7 +144,7 @@ def test_programs_over_several_streams(seed: int) -> None:
         with on if replay % 2 else torch.bp.current_stream():
             torch.bp.current_stream().wait_stream(torch.bp.default_stream())
             graph.replay()
-            found = [value * 2 for value in values]  # after the replay, without waiting
+            found = [value * 2 for value in values]  # submitted after the replay, without synchronizing
             torch.bp.default_stream().wait_stream(torch.bp.current_stream())
         for _, source, target, heavy in program:
             step(expected, source, target, heavy)
@@ -152,7 +152,7 @@ def test_programs_over_several_streams(seed: int) -> None:
             torch.testing.assert_close(one.cpu(), wanted * 2, rtol=1e-4, atol=1e-4)
 
 
-def test_random_numbers_of_branches_are_the_captures() -> None:
+def test_random_numbers_follow_the_order_of_the_capture() -> None:
     x = torch.zeros(1000, device=DEVICE)
     graph, side = torch.bp.Graph(), torch.bp.Stream()
 

@@ -1,5 +1,7 @@
-"""What PyTorch's tests of torch.cuda's graphs ask for, of bp: random distributions, pools, scaled gradients, dropout,
-recurrent layers, checkpointing, callables of every kind."""
+"""Graph features that PyTorch's tests of CUDA graphs cover, on bp.
+
+Random distributions, memory pools, gradient scaling, dropout, recurrent layers, checkpointing and graphed callables.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor, torch.Generator | None], object
 
 @pytest.mark.parametrize("given", [False, True], ids=["the default generator", "another generator"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions_are_those_of_the_same_calls_without_a_graph(name: str, given: bool) -> None:
+def test_replays_draw_the_same_random_numbers_as_eager_calls(name: str, given: bool) -> None:
     draw = DISTRIBUTIONS[name]
     generator = torch.Generator(DEVICE) if given else None
     x, y = torch.zeros(300, device=DEVICE), torch.zeros(300, device=DEVICE)
@@ -58,7 +60,7 @@ def test_distributions_are_those_of_the_same_calls_without_a_graph(name: str, gi
     assert torch.equal(torch.rand(5, device=DEVICE, generator=generator).cpu(), between)
 
 
-def test_three_graphs_of_one_pool_one_after_the_other() -> None:
+def test_three_graphs_share_one_pool() -> None:
     size = 1 << 16
     start = torch.ones(size, device=DEVICE)
     graphs = [torch.bp.Graph() for _ in range(3)]
@@ -92,7 +94,7 @@ def test_results_outlive_their_graph() -> None:
     assert [one.unique().tolist() for one in kept] == [[0], [10], [20], [30]]
 
 
-def test_graphs_come_and_go_without_keeping_memory() -> None:
+def test_reset_graphs_release_their_memory() -> None:
     x = torch.ones(1 << 18, device=DEVICE)
 
     def once() -> int:
@@ -127,8 +129,8 @@ def warm(step: Callable[[], object], times: int = 3) -> None:
     torch.bp.current_stream().wait_stream(stream)
 
 
-def test_gradients_that_are_scaled() -> None:
-    """Forward and backward are a graph; the scaler's step, which looks at its result, is not, and leaves a step out."""
+def test_gradient_scaling() -> None:
+    """The graph holds forward and backward. The scaler's step reads a value, so it runs outside, and skips one step."""
     reference, model = training(lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 1)))
     scaler = torch.amp.GradScaler("bp", init_scale=64.0, growth_interval=3)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
@@ -176,7 +178,7 @@ def test_recurrent_layers_with_dropout(kind: str) -> None:
     graph.replay()
     assert not torch.equal(y.cpu(), first)
     model.eval()
-    reference = copy.deepcopy(model).cpu()  # a graph reads the parameters where they are
+    reference = copy.deepcopy(model).cpu()  # not model.cpu(): the graph reads the parameters at their addresses
     with torch.bp.graph(quiet := torch.bp.Graph()):
         z = model(x)[0]
     for batch in torch.randn(3, 5, 3, 8):
@@ -230,7 +232,7 @@ def test_gradients_accumulate_over_replays() -> None:
 
 
 class Mixed(nn.Module):
-    """Takes a tuple and a tensor, and returns a dictionary, one of whose results needs no gradient."""
+    """Takes a tuple and a tensor, and returns a dictionary. One of its results requires no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +266,7 @@ def test_callables_with_structures_of_tensors() -> None:
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_callables_that_have_no_gradients_or_no_parameters() -> None:
+def test_callables_without_gradients_or_parameters() -> None:
     x = torch.randn(4, 3, device=DEVICE)
     functional = torch.bp.make_graphed_callables(F.relu, (x.clone(),))
     frozen = torch.bp.make_graphed_callables(nn.Linear(3, 2).requires_grad_(False).to(DEVICE), (x.clone(),))
@@ -289,7 +291,7 @@ def test_gradients_of_callables_accumulate() -> None:
                 torch.testing.assert_close(one.grad.cpu(), other.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_callables_with_dropout_draw_anew() -> None:
+def test_callables_with_dropout_draw_new_numbers_at_each_call() -> None:
     model = nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5)).to(DEVICE)
     x = torch.ones(4, 50, device=DEVICE)
     graphed = torch.bp.make_graphed_callables(model, (x.clone(),))

@@ -1,4 +1,4 @@
-"""Graphs: what is captured is done at each replay, with what its inputs have by then, and new random numbers."""
+"""Graphs: a replay runs the captured commands with the current values of the inputs and with new random numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(kind: str, **options: Any) -> Any:
 
 @contextmanager
 def captured(graph: Any) -> Iterator[None]:
-    """Captures on a side stream that has done what was given to it before."""
+    """Captures on a side stream, after all pending work has completed."""
     stream = torch.bp.Stream()
     torch.bp.synchronize()
     with stream:
@@ -41,7 +41,7 @@ def captured(graph: Any) -> Iterator[None]:
 
 
 @Graphs
-def test_nothing_is_done_before_the_replay_and_all_at_each(kind: str) -> None:
+def test_commands_run_at_each_replay_and_not_at_capture(kind: str) -> None:
     x = torch.zeros(5, device=DEVICE)
     graph = made(kind)
     with captured(graph):
@@ -83,7 +83,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("known", [True, False], ids=["planned before", "planned in the capture"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators(name: str, known: bool) -> None:
-    """With other numbers at each replay, of shapes that have a plan and of others."""
+    """Replays use other values each time. The shapes have a plan before the capture, or do not."""
     function = OPERATORS[name]
     numbers = torch.randn(3, 8, 9 + known)
     x = numbers[0].to(DEVICE)
@@ -100,7 +100,7 @@ def test_operators(name: str, known: bool) -> None:
         )
 
 
-def test_random_numbers_are_new_at_each_replay_and_repeat_with_the_seed() -> None:
+def test_replays_draw_new_random_numbers_that_repeat_with_the_seed() -> None:
     x = torch.ones(1000, device=DEVICE)
     graph = torch.bp.Graph()
     with captured(graph):
@@ -123,10 +123,10 @@ def test_random_numbers_are_new_at_each_replay_and_repeat_with_the_seed() -> Non
     eager = [torch.rand(1000, device=DEVICE), torch.randn(1000, device=DEVICE), F.dropout(x, 0.5)]
     for one, alone in zip(first, eager, strict=True):
         assert torch.equal(one, alone.cpu())
-    assert torch.equal(torch.rand(1000, device=DEVICE).cpu(), eager_beyond)  # as far on as a replay moves it
+    assert torch.equal(torch.rand(1000, device=DEVICE).cpu(), eager_beyond)  # a replay advances it as far
 
 
-def test_generators_of_ones_own() -> None:
+def test_explicit_generators() -> None:
     generator = torch.Generator(DEVICE).manual_seed(3)
     x = torch.empty(100, device=DEVICE)
     graph = torch.bp.Graph()
@@ -159,13 +159,13 @@ def test_streams_fork_and_join() -> None:
     for round_ in (1, 2):
         graph.replay()
         assert total.tolist() == [110 * round_] * 1000
-    with other:  # is as it was
+    with other:  # no longer captured
         assert (x + 1).tolist() == [3] * 1000
 
 
-def test_a_stream_that_is_not_waited_for_is_an_error() -> None:
+def test_unjoined_stream_is_an_error() -> None:
     x = torch.zeros(10, device=DEVICE)
-    torch.bp.synchronize()  # other streams read it
+    torch.bp.synchronize()  # another stream reads x below
     graph, other = torch.bp.Graph(), torch.bp.Stream()
     with torch.bp.Stream():
         graph.capture_begin()
@@ -182,7 +182,7 @@ def test_a_stream_that_is_not_waited_for_is_an_error() -> None:
     assert x.tolist() == [1] * 10
 
 
-def test_replays_on_any_stream_in_order_with_other_work() -> None:
+def test_replays_are_ordered_with_other_work_of_their_stream() -> None:
     x = torch.zeros(100, device=DEVICE)
     graph = torch.bp.Graph()
     with captured(graph):
@@ -216,12 +216,12 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "equal": (lambda x: torch.equal(x, x + 1), "aten::equal"),
     "seeding": (lambda x: torch.manual_seed(3), "this call"),
     "a generator's state": (lambda x: torch.bp.get_rng_state(), "this call"),
-    "setting it": (lambda x: torch.Generator(x.device).set_state(torch.zeros(16, dtype=torch.uint8)), "this call"),
+    "setting a state": (lambda x: torch.Generator(x.device).set_state(torch.zeros(16, dtype=torch.uint8)), "this call"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_captured_is_named_and_the_stream_usable_afterwards(name: str) -> None:
+def test_errors_name_the_operator_and_leave_the_stream_usable(name: str) -> None:
     function, operator = REFUSED[name]
     x = torch.randn(8, 9, device=DEVICE)
     graph = torch.bp.Graph()
@@ -246,7 +246,7 @@ def test_what_cannot_be_captured_is_named_and_the_stream_usable_afterwards(name:
     torch.testing.assert_close(y.cpu(), x.cpu() + 2)
 
 
-def test_wrong_uses() -> None:
+def test_invalid_uses_are_errors() -> None:
     x = torch.zeros(3, device=DEVICE)
     graph = torch.bp.Graph()
     for call in (graph.replay, graph.instantiate, graph.capture_end, graph.pool):
@@ -277,7 +277,7 @@ def test_wrong_uses() -> None:
         graph.replay()
 
 
-def test_another_graph_cannot_be_replayed_in_a_capture() -> None:
+def test_replay_within_a_capture_is_an_error() -> None:
     x = torch.zeros(3, device=DEVICE)
     first, second = torch.bp.Graph(), torch.bp.Graph()
     with captured(first):
@@ -288,7 +288,7 @@ def test_another_graph_cannot_be_replayed_in_a_capture() -> None:
     assert x.tolist() == [1] * 3
 
 
-def test_events_of_a_capture_and_of_before_do_not_meet() -> None:
+def test_events_cannot_cross_the_bounds_of_a_capture() -> None:
     x = torch.zeros(3, device=DEVICE)
     graph = torch.bp.Graph()
     before = torch.bp.current_stream().record_event()
@@ -303,7 +303,7 @@ def test_events_of_a_capture_and_of_before_do_not_meet() -> None:
     inside.synchronize()
 
 
-def test_modes_say_who_may_wait_for_the_device() -> None:
+def test_capture_error_modes_control_synchronization_in_other_threads() -> None:
     x = torch.zeros(3, device=DEVICE)
 
     def waits_elsewhere() -> Exception | None:
@@ -334,7 +334,7 @@ def test_modes_say_who_may_wait_for_the_device() -> None:
                     graph.capture_end()
 
 
-def test_memory_is_the_graphs_own_until_it_is_reset() -> None:
+def test_graph_memory_is_private_until_reset() -> None:
     def reserved() -> int:
         gc.collect()
         torch.bp.empty_cache()
@@ -348,7 +348,7 @@ def test_memory_is_the_graphs_own_until_it_is_reset() -> None:
     assert graph.pool()[1] == 0
     during = reserved()
     assert during > before
-    others = [torch.full((1 << 20,), 7.0, device=DEVICE) for _ in range(8)]  # take none of the temporaries' places
+    others = [torch.full((1 << 20,), 7.0, device=DEVICE) for _ in range(8)]  # must not reuse the graph's memory
     graph.replay()
     assert y.unique().tolist() == [2]
     assert all(one.unique().tolist() == [7] for one in others)
@@ -371,7 +371,7 @@ def test_graphs_share_a_pool(given: str) -> None:
     with torch.bp.graph(second, pool=first.pool() if given.startswith("another") else handle):
         z = y * 2
     assert first.pool() == second.pool()
-    first.reset()  # the second one still has the pool
+    first.reset()  # the second graph keeps the pool alive
     x.zero_()
     second.replay()
     assert z.shape == x.shape
@@ -382,7 +382,7 @@ def test_graphs_share_a_pool(given: str) -> None:
     assert z.unique().tolist() == [10]
 
 
-def test_what_is_freed_on_two_streams_is_not_used_again_too_early() -> None:
+def test_memory_freed_on_two_streams_is_not_reused_too_early() -> None:
     x = torch.ones(1 << 16, device=DEVICE)
     graph, other = torch.bp.Graph(), torch.bp.Stream()
     with captured(graph):
@@ -424,7 +424,7 @@ def test_pinned_memory_is_read_and_written_at_each_replay() -> None:
     assert filler[0].tolist() == [9] * 100
 
 
-def test_an_index_out_of_range_is_told_after_the_replay() -> None:
+def test_index_out_of_range_is_reported_after_the_replay() -> None:
     table, index = torch.randn(5, 3, device=DEVICE), torch.tensor([0, 1]).to(DEVICE)
     F.embedding(index, table)
     graph = torch.bp.Graph()
@@ -443,7 +443,7 @@ def test_an_index_out_of_range_is_told_after_the_replay() -> None:
 
 
 @Graphs
-def test_graphs_that_are_kept(kind: str) -> None:
+def test_keep_graph_and_instantiate(kind: str) -> None:
     x = torch.zeros(3, device=DEVICE)
     graph = made(kind, keep_graph=True)
     with captured(graph):
@@ -454,7 +454,7 @@ def test_graphs_that_are_kept(kind: str) -> None:
 
 
 @Graphs
-def test_a_picture(kind: str, tmp_path: Path) -> None:
+def test_debug_dump(kind: str, tmp_path: Path) -> None:
     x = torch.zeros(3, device=DEVICE)
     graph, other = made(kind), torch.bp.Stream()
     graph.enable_debug_mode()
@@ -484,8 +484,8 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 12), torch.randint(0, 4, (8,))) for _ in range(count)]
 
 
-def test_nothing_is_tuned_in_a_capture() -> None:
-    """And what follows is tuned: the plan of the capture is not that of later calls."""
+def test_captures_do_not_tune() -> None:
+    """Later calls are tuned: they do not use the plan of the capture."""
     x, w = torch.randn(1, 4, 12, 13, device=DEVICE), torch.randn(4, 4, 3, 3, device=DEVICE)
     graph = torch.bp.Graph()
     before = torch.backends.bp.conv.benchmark
@@ -503,8 +503,8 @@ def test_nothing_is_tuned_in_a_capture() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW"])
-def test_a_whole_step_of_training(optimizer: str) -> None:
-    """Forward, loss, backward and optimizer in one graph; parameters as without it."""
+def test_full_training_step(optimizer: str) -> None:
+    """Forward, loss, backward and optimizer step in one graph train the same parameters as on the CPU."""
     torch.manual_seed(0)
     reference = network()
     model = network().to(DEVICE)
@@ -525,7 +525,7 @@ def test_a_whole_step_of_training(optimizer: str) -> None:
     stream = torch.bp.Stream()
     stream.wait_stream(torch.bp.current_stream())
     with stream:
-        for inputs, labels in data[:3]:  # warms up
+        for inputs, labels in data[:3]:  # warm-up
             x.copy_(inputs)
             y.copy_(labels)
             step(model, ours, x, y)
@@ -569,12 +569,12 @@ def test_graphed_callables(autocast: bool) -> None:
             optimizer.step()
             losses.append(loss.detach().cpu())
         torch.testing.assert_close(*losses, atol=tolerance, rtol=tolerance)
-    model.eval()  # was captured in training: runs as before
+    model.eval()  # the capture was in training mode, so eval mode runs the original forward
     x = torch.randn(3, 12)
     torch.testing.assert_close(model(x.to(DEVICE)).cpu(), reference.eval()(x), atol=tolerance, rtol=tolerance)
 
 
-def test_wrong_callables() -> None:
+def test_invalid_callables_and_arguments() -> None:
     x = torch.randn(3, 12, device=DEVICE)
     replayed = torch.bp.make_graphed_callables(lambda x: x.sin() * 2, (x.clone(),))
     torch.testing.assert_close(replayed(x + 1).cpu(), (x.cpu() + 1).sin() * 2)
@@ -594,7 +594,7 @@ def test_wrong_callables() -> None:
     torch.testing.assert_close(replayed(x).cpu(), x.cpu().sin() * 2)
 
 
-def test_inputs_without_a_part_in_the_results() -> None:
+def test_unused_inputs() -> None:
     x = torch.randn(3, device=DEVICE, requires_grad=True)
     unused = torch.randn(3, device=DEVICE, requires_grad=True)
 
@@ -619,7 +619,7 @@ assert (x + 1).tolist() == [1, 1, 1]
 """
 
 
-def test_graphs_are_refused_where_nothing_can_be_captured() -> None:
+def test_devices_without_capture_support_raise() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_BACKPLANE_")}
     command = [sys.executable, "-c", OUT_OF_REACH]
     settings = {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "1"}
@@ -627,7 +627,7 @@ def test_graphs_are_refused_where_nothing_can_be_captured() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_graphs_at_once_in_two_threads() -> None:
+def test_concurrent_captures_in_several_threads() -> None:
     results: dict[int, list[float]] = {}
 
     def work(number: int) -> None:

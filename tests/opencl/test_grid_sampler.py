@@ -1,4 +1,4 @@
-"""Images read at places that a grid gives, with gradients."""
+"""grid_sample: images sampled at the locations of a grid, with gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def sampled(mode: str, padding: str, corners: bool) -> Callable[..., object]:
-    """The images and both gradients."""
+    """A function that returns the sampled images and both gradients."""
 
     def run(image: torch.Tensor, grid: torch.Tensor) -> object:
         image, grid = image.detach().requires_grad_(), grid.detach().requires_grad_()
@@ -29,7 +29,7 @@ def sampled(mode: str, padding: str, corners: bool) -> Callable[..., object]:
 
 
 def given(*shape: int, dtype: torch.dtype = torch.float32) -> Pair:
-    """Images, and a grid that leaves them."""
+    """Images, and a grid with locations outside them."""
     torch.manual_seed(sum(shape))
     images, channels, height, width, rows, columns = shape
     image = torch.randn(images, channels, height, width, dtype=dtype)
@@ -48,7 +48,7 @@ def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
 
 
 @pytest.mark.parametrize("corners", [False, True])
-def test_cubic_gradients_are_as_exact_as_the_cpus(corners: bool) -> None:
+def test_bicubic_gradients_are_as_accurate_as_the_cpus(corners: bool) -> None:
     image, grid = given(1, 4, 90, 130, 20, 30)
     run = sampled("bicubic", "border", corners)
     *_, exact = run(image.double(), grid.double())
@@ -60,8 +60,8 @@ def test_cubic_gradients_are_as_exact_as_the_cpus(corners: bool) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-def test_gradients_where_work_items_run_in_lockstep(mode: str, deterministic: bool) -> None:
-    """Many places of the grid have one element of the image; in order, results are the same each time."""
+def test_gradients_on_gpu_targets(mode: str, deterministic: bool) -> None:
+    """Many grid locations share one image element. With deterministic algorithms, repeated results are equal."""
     run = sampled(mode, "border", False)
     image, grid = given(2, 3, 4, 3, 40, 50)
     torch.use_deterministic_algorithms(deterministic)
@@ -79,7 +79,7 @@ def test_gradients_where_work_items_run_in_lockstep(mode: str, deterministic: bo
         torch.use_deterministic_algorithms(False)
 
 
-def test_strides_and_nothing() -> None:
+def test_strided_and_empty_operands() -> None:
     image, grid = given(2, 3, 5, 4, 3, 6)
     for run in (sampled("bilinear", "zeros", False), sampled("bicubic", "reflection", True)):
         agrees(run, image.to(memory_format=torch.channels_last), grid.transpose(1, 2), atol=1e-4, rtol=1e-5)
@@ -89,14 +89,14 @@ def test_strides_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_far_beyond_the_image(padding: str) -> None:
+def test_locations_far_outside_the_image(padding: str) -> None:
     places = torch.tensor([-1e9, -3.0, -1.0, 1.0, 5.0, 1e9])
     grid = torch.stack(torch.meshgrid(places, places, indexing="ij"), -1)[None]
     for mode in ("bilinear", "nearest") if padding == "reflection" else ("bilinear", "nearest", "bicubic"):
         agrees(lambda x, g: F.grid_sample(x, g, mode, padding, False), torch.randn(1, 1, 4, 4), grid)  # noqa: B023
 
 
-def test_only_one_gradient() -> None:
+def test_grid_gradient_alone() -> None:
     def of_grid(gradient: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.grid_sampler_2d_backward(gradient, *rest, 0, 0, False, [False, True])[1]
 
@@ -111,7 +111,7 @@ def test_errors_are_pytorchs() -> None:
         refused_alike(lambda x, g: torch.grid_sampler_2d(x, g, 0, 0, False), first, second)
 
 
-def test_one_plan_for_dynamic_shape() -> None:
+def test_one_dynamic_shape_plan() -> None:
     with plans_from_the_start():
         for size in (4, 5, 6, 7):
             image, grid = given(2, 3, size, 4, 3, size)

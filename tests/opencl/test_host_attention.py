@@ -1,4 +1,4 @@
-"""Attention where the host sees the device's memory: the CPU's flash kernel, in the order of the stream."""
+"""Attention where the host can access device memory: the CPU's flash kernel runs in stream order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _on_host() -> Iterator[None]:
 
 
 def made(length: int, dtype: torch.dtype, *, turned: bool = False) -> list[torch.Tensor]:
-    """query, key and value; as models make them of one projection, where `turned`."""
+    """query, key and value. `turned`: transposed views, as models split them off one projection."""
     if turned:
         return [torch.randn(2, length, 3, 16).to(dtype).transpose(1, 2) for _ in range(3)]
     return [torch.randn(2, 3, length, 16).to(dtype) for _ in range(3)]
@@ -52,8 +52,8 @@ def test_results_and_gradients_are_the_cpus(form: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("form", ["plain", "causal"])
-def test_layouts_are_the_tensors_whoever_computes(form: str) -> None:
-    """As torch.cuda's: what a model splits heads by is undone without copies."""
+def test_results_have_the_strides_of_the_operands(form: str) -> None:
+    """As in torch.cuda: results have the strides of the operands, so models can merge the heads without a copy."""
     needs_sight()
     for turned in (False, True, False):
         for library in ("generated", "host"):
@@ -66,7 +66,7 @@ def test_layouts_are_the_tensors_whoever_computes(form: str) -> None:
 
 
 @_on_host()
-def test_the_host_computes_it() -> None:
+def test_host_kernel_is_used() -> None:
     given = [one.to(DEVICE) for one in made(8, torch.float32)]
     assert "on the host backplane::host_attention" in plans.explain(attend, *given)
     assert choice(*given) == SDPBackend.OVERRIDEABLE.value
@@ -74,8 +74,8 @@ def test_the_host_computes_it() -> None:
 
 @pytest.mark.parametrize("form", ["dropout", "shared heads", "a mask with a gradient", "one head", "nothing"])
 @_on_host()
-def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
-    """And what is chosen is what runs: of so few queries not by kernels."""
+def test_cases_without_cpu_kernel_are_composed(form: str) -> None:
+    """`_fused_sdp_choice` agrees with what runs: with this few queries, attention is composed of other operators."""
     query, key, value = (one.to(DEVICE) for one in made(7, torch.float32))
     named: dict[str, object] = {}
     if form == "dropout":
@@ -97,7 +97,7 @@ def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
 
 
 @_on_host()
-def test_heads_that_might_be_shared_and_are_not_are_the_hosts() -> None:
+def test_enable_gqa_without_shared_heads_runs_on_the_host() -> None:
     given = [one.to(DEVICE) for one in made(8, torch.float32)]
     for enable_gqa in (True, False, True):
         assert choice(*given, enable_gqa=enable_gqa) == SDPBackend.OVERRIDEABLE.value
@@ -105,7 +105,7 @@ def test_heads_that_might_be_shared_and_are_not_are_the_hosts() -> None:
 
 
 @_on_host()
-def test_calls_past_the_choice_are_refused_and_good_ones_go_on() -> None:
+def test_direct_calls_that_are_unsupported_raise_and_later_calls_work() -> None:
     given = [one.to(DEVICE) for one in made(7, torch.float32)]
     fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
     expected = attend(*given)

@@ -1,4 +1,4 @@
-"""Convolutions where the host sees the device's memory: oneDNN's, in the order of the stream."""
+"""Convolutions where the host can access device memory: oneDNN runs in stream order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_host_work import needs_sight
 from torch_backplane import plans, preferences
 from torch_backplane.planning.costs import host_is_slow
 
-# The operator, the shape of the weight, and its settings, for images of 4 channels.
+# (operator, weight shape, settings) for images with 4 channels.
 CASES: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
     "plain": (F.conv2d, (8, 4, 3, 3), {"padding": 1}),
     "groups": (F.conv2d, (8, 2, 3, 2), {"groups": 2, "stride": 2, "dilation": (1, 2)}),
@@ -26,7 +26,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
 
 
 def results(name: str, given: list[torch.Tensor], wanted: str, device: str) -> list[torch.Tensor]:
-    """The convolution, and gradients of those among image, weight and bias that `wanted` has the first letters of."""
+    """The convolution, and gradients of the operands whose first letters are in `wanted`: image, weight, bias."""
     function, _, settings = CASES[name]
     image, weight, bias = (
         tensor.to(device).requires_grad_(letter in wanted) for tensor, letter in zip(given, "iwb", strict=True)
@@ -37,7 +37,7 @@ def results(name: str, given: list[torch.Tensor], wanted: str, device: str) -> l
 
 
 def strides(tensor: torch.Tensor) -> list[int]:
-    """Of dimensions that have neighbours."""
+    """The strides of dimensions with more than one element."""
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
@@ -47,7 +47,7 @@ def strides(tensor: torch.Tensor) -> list[int]:
 def test_results_gradients_and_their_layouts_are_the_cpus(name: str, dtype: torch.dtype) -> None:
     needs_sight()
     if host_is_slow(dtype):
-        pytest.skip(f"this host has no instructions for {dtype}: kernels compute it")
+        pytest.skip(f"this host has no instructions for {dtype}, so kernels compute it")
     _, weight_shape, _ = CASES[name]
     plans.set_mode("check")
     for size, wanted in ((6, "iwb"), (9, "wb"), (7, "i"), (6, "w"), (8, ""), (7, "b"), (9, "iwb")):
@@ -65,7 +65,7 @@ def test_results_gradients_and_their_layouts_are_the_cpus(name: str, dtype: torc
 
 
 @preferences.preferring("convolutions", "host")
-def test_the_host_computes_them_without_patches() -> None:
+def test_host_computes_convolutions_without_unfold() -> None:
     needs_sight()
     image = torch.randn(2, 4, 9, 9, device=DEVICE)
     weight, grad = torch.randn(8, 4, 3, 3, device=DEVICE), torch.randn(2, 8, 7, 7, device=DEVICE)
@@ -78,7 +78,7 @@ def test_the_host_computes_them_without_patches() -> None:
     assert "unfold" not in said
 
 
-def test_what_pytorch_has_no_fast_kernels_for_is_the_devices() -> None:
+def test_dtypes_without_fast_cpu_kernels_run_on_the_device() -> None:
     image, weight = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3)
     for dtype in (torch.float16, torch.float64):
         if dtype in torch.bp.get_device_properties(DEVICE).dtypes:
@@ -86,7 +86,7 @@ def test_what_pytorch_has_no_fast_kernels_for_is_the_devices() -> None:
             assert "on the host" not in str(plans.explain(lambda given=given: F.conv2d(*given)))
 
 
-def test_after_a_refused_call_good_ones_go_on() -> None:
+def test_valid_calls_work_after_a_rejected_call() -> None:
     image, weight = torch.randn(2, 4, 9, 9, device=DEVICE), torch.randn(8, 4, 3, 3, device=DEVICE)
     expected = F.conv2d(image.cpu(), weight.cpu())
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What planners have the host do, in the order of the stream: PyTorch's CPU kernels and functions of C libraries."""
+"""Host work of planners, in stream order: PyTorch's CPU kernels and functions of C libraries."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_se
 from torch_backplane.planning.costs import host_is_slow
 
 aten = torch.ops.aten
-LIBRARY = torch.library.Library("backplane_host_work", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_host_work", "FRAGMENT")  # never released: planners stay declared
 blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def needs_sight() -> None:
     if not host_sees_memory(torch.empty(1, device=DEVICE).device):
-        pytest.skip("the host does not see the device's memory: it is no processor, or TORCH_BACKPLANE_DISCRETE is 1")
+        pytest.skip("the host cannot access the device's memory: it is not a CPU, or TORCH_BACKPLANE_DISCRETE is 1")
 
 
 def defined(schema: str, planner: Callable[..., Any], **declared: Any) -> Any:
-    """An operator with this planner, declared so: `schema` begins with the arguments."""
+    """Defines an operator with this planner. `schema` is without the name; `declared` goes to `operator`."""
     name = f"test_{uuid.uuid4().hex}"
     LIBRARY.define(name + schema)
     operator(f"backplane_host_work::{name}", variants=False, **declared)(planner)
     return getattr(torch.ops.backplane_host_work, name)
 
 
-def test_a_cpu_kernel_reads_and_writes_the_devices_memory() -> None:
+def test_cpu_kernels_access_device_memory() -> None:
     needs_sight()
     a, b = torch.randint(9, (7, 5)).float(), torch.randint(9, (4, 5)).float()  # sums are exact
     out = torch.zeros(9, 7, device=DEVICE)
@@ -47,7 +47,7 @@ def test_a_cpu_kernel_reads_and_writes_the_devices_memory() -> None:
     assert not out[6:].any()
 
 
-def test_lists_of_tensors_and_plain_values_are_passed() -> None:
+def test_tensor_lists_and_scalars_are_passed() -> None:
     needs_sight()
     parts = [torch.arange(4.0), torch.ones(2), torch.zeros(0)]
     out = torch.empty(6, device=DEVICE)
@@ -61,7 +61,7 @@ def by_numbers(call: Call, tensors: list[torch.Tensor], numbers: list[Any]) -> l
     return results
 
 
-def test_lists_of_numbers_are_passed_by_plans_for_all_values_of_them() -> None:
+def test_one_plan_passes_lists_of_any_numbers() -> None:
     needs_sight()
     scaled = defined("(Tensor[] tensors, Scalar[] numbers) -> Tensor[]", by_numbers, dtypes="complex")
     kept: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
@@ -78,7 +78,7 @@ def test_lists_of_numbers_are_passed_by_plans_for_all_values_of_them() -> None:
             torch.testing.assert_close(ours.cpu(), theirs)
 
 
-def test_the_host_waits_for_kernels_and_kernels_for_the_host() -> None:
+def test_host_work_and_kernels_wait_for_each_other() -> None:
     needs_sight()
     a, out = torch.ones(1 << 20, device=DEVICE), torch.empty(1 << 20, device=DEVICE)
     for _ in range(20):
@@ -95,9 +95,9 @@ def test_the_host_waits_for_kernels_and_kernels_for_the_host() -> None:
     assert torch.equal(a.cpu(), want.expand(1 << 20))
 
 
-def test_memory_of_several_buffers_in_any_order() -> None:
+def test_buffers_of_several_segments() -> None:
     needs_sight()
-    # Larger than what shares a segment. Made in this order, used in others.
+    # Too large to share a segment. Allocated in this order and used in others.
     tensors = [torch.full((3 << 20,), float(i), device=DEVICE) for i in range(6)]
     for order in ([0, 1, 2], [5, 4, 3], [2, 5, 0], [3, 3, 1], [1, 0, 1], [4, 2, 2]):
         out, a, b = (tensors[i] for i in order)
@@ -113,7 +113,7 @@ def scaled_by_blas(call: Call, self: torch.Tensor, factor: Any) -> torch.Tensor:
     return result
 
 
-def test_a_library_call_is_planned_and_replayed_with_other_numbers() -> None:
+def test_library_calls_are_replayed_with_other_numbers() -> None:
     needs_sight()
     scaled = defined("(Tensor self, Scalar factor) -> Tensor", scaled_by_blas)
     with plans_from_the_start():
@@ -142,7 +142,7 @@ def test_numbers_are_passed_by_value_and_by_reference() -> None:
 
 
 @preferences.preferring("products", "host")
-def test_matrix_products_are_the_cpus_to_the_bit() -> None:
+def test_matrix_products_equal_the_cpus_bitwise() -> None:
     needs_sight()
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     for dtype in (one for one in dtypes if not host_is_slow(one)):
@@ -154,8 +154,8 @@ def test_matrix_products_are_the_cpus_to_the_bit() -> None:
         assert torch.equal(got.cpu(), torch.addmm(c, a[0], b[0], beta=0.5, alpha=2))
 
 
-def test_the_threads_that_compute_are_as_many_as_the_program_wants() -> None:
-    """Whenever it says so: OpenMP keeps the number for each thread."""
+def test_set_num_threads_applies_to_host_work() -> None:
+    """Also when the program changes it later: OpenMP keeps the number per thread."""
     needs_sight()
     seen = []
 
@@ -178,8 +178,8 @@ def test_the_threads_that_compute_are_as_many_as_the_program_wants() -> None:
 
 
 @pytest.mark.parametrize("size", [90, 700])
-def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: int) -> None:
-    """In an idle queue or behind a kernel."""
+def test_rounding_does_not_depend_on_timing(size: int) -> None:
+    """Results are equal whether the queue is idle or busy with a kernel."""
     needs_sight()
     a, b, x = (torch.randn(size, size, device=DEVICE) for _ in range(3))
     with preferences.preferring("products", "host"):
@@ -193,7 +193,7 @@ def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: in
         assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_the_hosts_work() -> None:
+def test_threads_that_share_a_stream_keep_kernels_and_host_work_in_order() -> None:
     needs_sight()
     results = {}
 
@@ -218,7 +218,7 @@ def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_the_hosts_wor
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_calls_in_a_row_are_done_in_order_whatever_is_between_them(seed: int) -> None:
+def test_random_sequences_of_host_work_run_in_order(seed: int) -> None:
     needs_sight()
     choose = random.Random(seed)
     small, large = torch.rand(3, 5, 5) / 3, torch.rand(3, 400, 400) / 200
@@ -247,12 +247,12 @@ def test_calls_in_a_row_are_done_in_order_whatever_is_between_them(seed: int) ->
             torch.testing.assert_close(result.cpu(), one)
 
 
-def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
+def test_failed_call_leaves_its_neighbours_intact() -> None:
     needs_sight()
-    a = torch.randint(3, (400, 400), device=DEVICE).float()  # sums are exact, whoever adds them
+    a = torch.randint(3, (400, 400), device=DEVICE).float()  # exact in any order of summation
     out, other, wrong = (torch.empty_like(a) for _ in range(3))
     for _ in range(2):
-        torch.bp.synchronize()  # the other stream does not wait for what is filled
+        torch.bp.synchronize()  # the other stream does not wait for the fills
         stream = torch.bp.Stream()
         with stream:
             gate = _C._StreamGate(stream.device_index, stream.stream_id)
@@ -267,10 +267,10 @@ def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
         other.zero_()
 
 
-def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others() -> None:
+def test_callbacks_can_exceed_the_limit_of_pending_commands() -> None:
     needs_sight()
     x = torch.zeros(4, device=DEVICE)
-    x.add_(1).sub_(1)  # a first launch waits for those before it, and so cannot come from inside a queue
+    x.add_(1).sub_(1)  # a first launch can wait for pending work, which would deadlock in a callback
     stream = torch.bp.Stream()
     torch.bp.synchronize()
     given: list[int] = []
@@ -291,10 +291,10 @@ def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others(
         assert (len(given), x.tolist()) == (times, [3000.0 * times] * 4)
 
 
-def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
+def test_blocked_stream_does_not_block_other_streams() -> None:
     needs_sight()
     if any("Intel" in platform.vendor for platform in cl.get_platforms()):
-        pytest.skip("Intel's runtime has one thread fewer than cores for the host callbacks of all queues")
+        pytest.skip("Intel's runtime runs the host callbacks of all queues on one thread fewer than there are cores")
     a = torch.randint(9, (400, 400), device=DEVICE).float()
     out, other = torch.empty_like(a), torch.empty_like(a)
     torch.bp.synchronize()
@@ -314,7 +314,7 @@ def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None
 
 
 @preferences.preferring("products", "host")
-def test_a_call_in_another_thread() -> None:
+def test_calls_from_several_threads() -> None:
     needs_sight()
     a = torch.randint(9, (80, 80)).float()
     results: list[torch.Tensor] = []
@@ -335,17 +335,17 @@ def test_a_call_in_another_thread() -> None:
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_kernel_raises_is_raised_by_the_next_synchronization() -> None:
+def test_kernel_errors_are_raised_at_the_next_synchronization() -> None:
     needs_sight()
     a, out = torch.ones(3, 4, device=DEVICE), torch.ones(3, 3, device=DEVICE)
     call_on_cpu(aten.mm.out, a, a, out=out)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         torch.bp.synchronize()
-    torch.bp.synchronize()  # once
+    torch.bp.synchronize()  # the error is raised once
     assert torch.equal((out + 1).cpu(), torch.full((3, 3), 2.0))
 
 
-def test_a_result_that_would_have_to_grow_is_an_error() -> None:
+def test_result_that_needs_a_resize_is_an_error() -> None:
     needs_sight()
     a, out = torch.ones(3, 3, device=DEVICE), torch.ones(1, device=DEVICE)
     call_on_cpu(aten.mm.out, a, a, out=out)
@@ -370,21 +370,21 @@ def test_a_result_that_would_have_to_grow_is_an_error() -> None:
         ('LibraryFunction("f", 1, int)(3)', TypeError, "needs a bp tensor among its arguments"),
     ],
 )
-def test_wrong_arguments_are_refused(call: str, error: type[Exception], text: str) -> None:
+def test_invalid_arguments_are_errors(call: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         eval(call, globals() | {"x": torch.ones(2, 2, device=DEVICE)})
 
 
-def test_a_device_whose_memory_the_host_does_not_see_refuses() -> None:
+def test_devices_without_host_access_raise() -> None:
     x = torch.ones(2, 2, device=DEVICE)
     if host_sees_memory(x.device):
-        pytest.skip("needs TORCH_BACKPLANE_DISCRETE=1, or a device that is no processor")
+        pytest.skip("needs TORCH_BACKPLANE_DISCRETE=1, or a device that is not a CPU")
     with pytest.raises(RuntimeError, match="the host cannot access the memory of bp:0"):
         call_on_cpu(aten.mm.out, x, x, out=x)
-    assert torch.equal((x @ x).cpu(), torch.full((2, 2), 2.0))  # by a kernel
+    assert torch.equal((x @ x).cpu(), torch.full((2, 2), 2.0))  # computed by a kernel
 
 
-def test_a_graph_gives_host_callbacks_the_random_numbers_of_each_replay() -> None:
+def test_host_callbacks_in_graphs_get_new_random_numbers_at_each_replay() -> None:
     needs_sight()
     seen: list[tuple[int, int]] = []
 

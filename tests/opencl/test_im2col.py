@@ -1,4 +1,4 @@
-"""Patches of images, their sums, and unfold's gradient."""
+"""im2col and col2im (`F.unfold` and `F.fold`), and the gradient of `Tensor.unfold`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch
     return torch.complex(x, x.flip(0)).to(dtype) if dtype.is_complex else x.to(dtype)
 
 
-# The gradient of unfold
+# The gradient of Tensor.unfold
 
 
 @pytest.mark.parametrize(("dim", "size", "step"), [(0, 3, 1), (1, 2, 3), (-1, 3, 2), (1, 7, 1), (0, 1, 1), (1, 2, 2)])
@@ -30,7 +30,7 @@ def test_unfold_backward(dtype: torch.dtype, dim: int, size: int, step: int) -> 
     agrees(gradient, numbers((5, 7, 4), dtype).transpose(0, 1).contiguous().transpose(0, 1))
 
 
-def test_unfold_backward_of_no_dimensions() -> None:
+def test_unfold_backward_of_zero_dimensional_tensor() -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(x.unfold(0, 1, 1).sum() * 3, x)[0]
@@ -38,7 +38,7 @@ def test_unfold_backward_of_no_dimensions() -> None:
     agrees(gradient, torch.tensor(2.0))
 
 
-# Patches of images
+# F.unfold and F.fold
 
 
 PATCHES = [
@@ -51,7 +51,7 @@ PATCHES = [
 
 @pytest.mark.parametrize("options", PATCHES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64], ids=str)
-def test_patches(options: dict[str, int], dtype: torch.dtype) -> None:
+def test_unfold_and_fold(options: dict[str, int], dtype: torch.dtype) -> None:
     for shape in ((2, 3, 8, 9), (3, 8, 9)):
         x = numbers(shape, dtype)
         agrees(lambda x: F.unfold(x, **options), x)
@@ -63,7 +63,7 @@ def test_patches(options: dict[str, int], dtype: torch.dtype) -> None:
     agrees(lambda x: F.unfold(x, **options), numbers((2, 3, 8, 9)) > 0)
 
 
-def test_gradients_of_patches() -> None:
+def test_gradients_of_unfold_and_fold() -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
         columns = F.unfold(x, 3, padding=1, stride=2)
@@ -73,7 +73,7 @@ def test_gradients_of_patches() -> None:
     agrees(gradient, numbers((2, 3, 8, 9)))
 
 
-def test_patches_refuse() -> None:
+def test_invalid_sizes_are_errors() -> None:
     x = torch.zeros(2, 3, 4, 4, device=DEVICE)
     with pytest.raises(RuntimeError, match="array of sliding blocks"):
         F.unfold(x, 9)

@@ -1,4 +1,4 @@
-"""Built kernels and their texts are forgotten when too many others have come; plans keep theirs."""
+"""The caches of compiled kernels and kernel texts evict old entries, but not kernels that plans hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch_backplane.planning import operator, run_kernel, run_pointwise
 from torch_backplane.planning.recent import Recent
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
-LIBRARY = torch.library.Library("backplane_tables", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_tables", "FRAGMENT")  # never released: planners stay declared
 MOST = 8
 
 
 @contextmanager
 def small_tables() -> Iterator[None]:
-    """New ones, for MOST kernels."""
+    """Uses empty caches with room for MOST kernels."""
     before = launch._compiled, launch._generated
     launch._compiled, launch._generated = Recent(MOST, _C.is_planned), Recent(MOST)
     try:
@@ -33,7 +33,7 @@ def small_tables() -> Iterator[None]:
 
 
 def _by_text(call: Any, x: torch.Tensor, n: int) -> torch.Tensor:
-    """A kernel whose text has n in it, as no text should."""
+    """A kernel with n in its text: one text per number, which operators should avoid."""
     out = torch.empty_like(x)
     run_kernel(
         "tables",
@@ -68,19 +68,19 @@ def adds(function: Any, numbers: Any, size: int = 100) -> None:
         assert torch.equal(result.cpu(), torch.arange(float(size)) + n)
 
 
-def test_what_was_evicted_works_in_old_plans_and_in_new_calls() -> None:
+def test_evicted_kernels_work_in_old_plans_and_new_calls() -> None:
     with plans_from_the_start(), small_tables():
         for function in KINDS:
             adds(function, range(3 * MOST))
-            # Their plans hold them, and the texts are few.
+            # Plans hold all the kernels. Texts are evicted.
             assert len(launch._compiled) >= 3 * MOST
             assert len(launch._generated) <= MOST
             adds(function, range(3 * MOST))
-            adds(function, range(3), size=1000)  # other plans, of the same kernels
+            adds(function, range(3), size=1000)  # new plans with the same kernels
         held = len(launch._compiled)
         plans.clear()
         gc.collect()
-        adds(KINDS[0], range(1000, 1000 + MOST + held // 8))  # nobody holds the others any more
+        adds(KINDS[0], range(1000, 1000 + MOST + held // 8))  # no plan holds the earlier kernels now
         plans.clear()
         adds(KINDS[0], range(2000, 2000 + MOST))
         assert len(launch._compiled) <= 2 * MOST
@@ -88,29 +88,29 @@ def test_what_was_evicted_works_in_old_plans_and_in_new_calls() -> None:
             adds(function, range(3))
 
 
-def test_plans_are_checked_against_kernels_that_they_hold() -> None:
+def test_check_mode_compares_held_kernels() -> None:
     with plans_from_the_start(), small_tables():
         for function in KINDS:
             adds(function, [7])
             adds(function, range(100, 100 + 2 * MOST))
             plans.set_mode("check")
-            adds(function, [7])  # raises where a planner asks for another kernel than the plan has
+            adds(function, [7])  # raises if a planner launches another kernel than the plan
             plans.set_mode("1")
 
 
-def test_without_plans_no_more_are_kept() -> None:
+def test_caches_stay_small_without_plans() -> None:
     with plans_from_the_start(), small_tables():
         plans.set_mode("0")
         for function in KINDS:
-            adds(function, range(2 * MOST))  # kernels under way stay in the table for as long as they are
+            adds(function, range(2 * MOST))  # kernels of pending launches stay in the cache
             for n in range(2 * MOST, 4 * MOST):
-                adds(function, [n])  # each ends before the next one starts
+                adds(function, [n])  # each call completes before the next one
             assert len(launch._compiled) <= MOST
             assert len(launch._generated) <= MOST
 
 
-def test_kernels_go_while_others_of_the_same_text_run() -> None:
-    """In two threads, with launches under way: more work items for the same kernels each time."""
+def test_eviction_while_kernels_of_the_same_text_run() -> None:
+    """In three threads, with pending launches. The same kernels run with more work items each time."""
     errors: list[BaseException] = []
 
     def work(first: int) -> None:
@@ -131,7 +131,7 @@ def test_kernels_go_while_others_of_the_same_text_run() -> None:
     assert not errors, errors
 
 
-def test_what_was_used_last_stays() -> None:
+def test_recently_used_entries_stay() -> None:
     made: list[int] = []
     table: Recent[int, list[int]] = Recent(8)
 
@@ -141,7 +141,7 @@ def test_what_was_used_last_stays() -> None:
     for n in range(8):
         assert get(n) == [n]
     get(0)
-    get(8)  # 1 and 2 go: an eighth, and one that there was no place for
+    get(8)  # evicts 1 and 2: one over the limit, and an eighth of the limit
     assert len(table) == 7
     made.clear()
     for n in (0, 3, 4, 8, 1):
@@ -149,7 +149,7 @@ def test_what_was_used_last_stays() -> None:
     assert made == [1]
 
 
-def test_what_is_held_stays() -> None:
+def test_held_entries_stay() -> None:
     held = set(range(20))
     table: Recent[int, list[int]] = Recent(8, lambda value: value[0] in held)
     first = [table.get(n, lambda n=n: [n]) for n in range(20)]

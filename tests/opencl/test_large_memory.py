@@ -1,4 +1,4 @@
-"""Large results at any alignment; on processors, large memory is copied by all threads."""
+"""Large results at any alignment, and large copies, which all threads of a CPU device share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def explained(function: Callable[..., object], *arguments: object, **keywords: o
 
 
 @pytest.mark.parametrize("beyond", [0, 3])
-def test_results_of_whole_and_broken_fours(beyond: int) -> None:
+def test_element_counts_that_are_and_are_not_multiples_of_four(beyond: int) -> None:
     a, b = (torch.rand(LARGE // 4 + beyond) for _ in range(2))
     agrees(lambda a, b: a + b, a, b)
     agrees(lambda a, b: a.mul_(b), a, b)
     agrees(lambda a, out: torch.neg(a, out=out), a, torch.empty_like(a))
 
 
-def test_a_plan_of_an_aligned_result_does_not_serve_another() -> None:
+def test_plans_depend_on_the_alignment_of_the_result() -> None:
     count = LARGE // 4
     storage, b = torch.zeros(count + 8, device=DEVICE), torch.rand(count, device=DEVICE)
     for first in (0, 4, 1, 8, 2, 3):
@@ -49,14 +49,14 @@ def test_copies(dtype: torch.dtype) -> None:
         assert torch.equal(source.clone().cpu().view(torch.uint8), bits)
 
 
-def test_dense_copies_are_the_devices_own_and_others_kernels() -> None:
+def test_only_strided_copies_launch_a_kernel() -> None:
     for count in (1 << 10, 1 << 18):
         x = torch.rand(count, device=DEVICE)
         assert "no operator with a planner" in explained(torch.empty_like(x).copy_, x)
         assert "launch bp_copy" in explained(torch.empty(count // 2, device=DEVICE).copy_, x[::2])
 
 
-def test_copies_of_lazily_conjugated_and_transposed_memory() -> None:
+def test_copies_of_conjugated_and_transposed_views() -> None:
     z = torch.randn(512, 300, dtype=torch.complex64)
     for view in (lambda t: t.conj(), lambda t: t.t(), lambda t: t.t().conj(), lambda t: t.conj().imag):
         agrees(lambda a, b, view=view: view(a).copy_(view(b)), z, z.roll(1))

@@ -1,4 +1,4 @@
-"""The strides of each operator's results, of inputs of many layouts, as on the CPU. Nothing is built or launched."""
+"""Results of each operator have the CPU's strides for inputs of many layouts. No kernels are compiled or launched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_numbers_for_tensors import without_kernels
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-# Of an operator's tensors, the first, second, …
+# Functions that return the tensor with the given index among an operator's tensors.
 LAYOUTS: dict[str, Callable[[int], Tensor]] = {
     "transposed": lambda i: torch.ones(3, 2).t(),
     "permuted": lambda i: torch.ones(4, 3, 2).permute(2, 0, 1),
@@ -27,22 +27,22 @@ LAYOUTS: dict[str, Callable[[int], Tensor]] = {
     "second transposed": lambda i: torch.ones(3, 2).t() if i == 1 else torch.ones(2, 3),
     "broadcast": lambda i: torch.ones(3, 2).t() if i == 1 else torch.ones(1, 3),
 }
-# Crash where arguments do not belong together, read sizes from memory that nothing writes here, or draw from it.
+# These crash if arguments do not match, or read sizes or probabilities from memory that nothing writes here.
 LEFT_OUT = (
     *DEADLY, "batch_norm", "_fused_", "_pad", "dist_backward", "grid_sampler", "nonzero", "masked_select",
     "masked_scatter", "unique", "repeat_interleave", "bincount", "histc", "embedding_bag", "_foreach",
 )  # fmt: skip
-# CPU kernels that lay results out as no other device does; and one that does not resize its `out=`.
+# CPU kernels whose result layouts differ from those of other devices, and one that does not resize its `out=`.
 OF_THE_CPU = {
     "aten::log_sigmoid_forward": "torch.cuda keeps the layout",
-    "aten::log_sigmoid_forward.output": "the same",
-    "aten::channel_shuffle": "torch.cuda's is contiguous",
-    "aten::pixel_shuffle": "torch.cuda's is contiguous",
-    "aten::rrelu_with_noise.out": "the functional form, which it has in common with bp, is contiguous",
-    "aten::binary_cross_entropy.out": "the CPU returns a tensor of no elements",
-    "aten::binary_cross_entropy_backward.grad_input": "the same",
+    "aten::log_sigmoid_forward.output": "torch.cuda keeps the layout",
+    "aten::channel_shuffle": "torch.cuda's result is contiguous",
+    "aten::pixel_shuffle": "torch.cuda's result is contiguous",
+    "aten::rrelu_with_noise.out": "the functional form is contiguous, on the CPU and on bp",
+    "aten::binary_cross_entropy.out": "the CPU returns an empty tensor",
+    "aten::binary_cross_entropy_backward.grad_input": "the CPU returns an empty tensor",
 }
-# Composed of several operators in PyTorch, each with a layout of its own: another one of two operands' decides here.
+# PyTorch composes these of several operators. On bp, another of the two operands decides the layout.
 OF_TWO_LAYOUTS = ("aten::ldexp", "aten::log_sigmoid_backward", "aten::soft_margin_loss_backward")
 
 
@@ -57,7 +57,7 @@ def operators() -> Iterator[tuple[str, Any]]:
 
 
 def results(call: Callable[..., Any], arguments: list[Any]) -> list[tuple[Any, ...]] | None:
-    """(dtype, shape, strides of dimensions that have any) of each tensor that is returned."""
+    """(dtype, shape, strides of dimensions with more than one element) of each returned tensor; None after an error."""
     try:
         returned = call(*arguments)
     except Exception:
@@ -101,7 +101,7 @@ def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
                 found = results(call, on_device(arguments(reduction)))
             of_two = "second" in layout or "first" in layout or layout == "broadcast"
             of_two = of_two and name.startswith(OF_TWO_LAYOUTS)
-            # Which PyTorch broadcasts in Python, before it calls the operator: of the first operand's shape on the CPU.
+            # PyTorch broadcasts before it calls this operator, whose CPU kernel takes the first operand's shape.
             broadcast = layout == "broadcast" and name == "aten::binary_cross_entropy"
             if found != expected and not of_two and not broadcast:
                 wrong.append(f"{name}, reduction {reduction}: {found}, expected {expected}")
@@ -110,7 +110,7 @@ def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_one_of_two_results_is_laid_out_as_the_one_that_fits() -> None:
+def test_out_arguments_of_frexp_get_the_cpus_strides() -> None:
     for shapes in (((3, 2), (0,)), ((0,), (3, 2)), ((0,), (0,)), ((3, 2), (3, 2))):
         strides = []
         for device in ("cpu", "bp"):

@@ -1,4 +1,4 @@
-"""Matrix products by the library that the device's driver brings: CLBlast, where it is installed."""
+"""Matrix products by the driver's library: CLBlast, where it is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def need_library() -> None:
 
 @contextmanager
 def _preferred() -> Iterator[None]:
-    """In the process of the tests, in which fixtures do not run."""
+    """Prefers the library in the worker process that runs the tests; fixtures do not run there."""
     need_library()
     with preferences.preferring("products", "driver"):
         yield
@@ -43,7 +43,7 @@ preferred = _preferred()
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the library computes it."""
+    """Whether the library computes the call."""
     with plans_from_the_start():
         return "call CLBlast matmul" in plans.explain(function, *arguments)
 
@@ -62,7 +62,7 @@ def test_values(dtype: torch.dtype) -> None:
         agrees(torch.mm, a.t().contiguous().t(), b, **LOOSE)
         agrees(torch.mm, a, b.t().contiguous().t(), **LOOSE)
         agrees(lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=-2), c, a, b, **LOOSE)
-        agrees(torch.addmm, c[0], a, b, **LOOSE)  # which is expanded
+        agrees(torch.addmm, c[0], a, b, **LOOSE)  # broadcast bias
         agrees(torch.mv, a, b[:, 0], **LOOSE)
         for batch in (1, 3):
             x, y = random(batch, rows, depth, dtype=dtype), random(batch, depth, columns, dtype=dtype)
@@ -75,7 +75,7 @@ def test_values(dtype: torch.dtype) -> None:
 
 
 @preferred
-def test_results_in_any_layout_and_in_place() -> None:
+def test_out_variants_in_any_layout_and_in_place() -> None:
     a, b, c = random(5, 4), random(4, 6), random(5, 6)
 
     def into(make: Callable[[torch.device], torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -86,7 +86,7 @@ def test_results_in_any_layout_and_in_place() -> None:
 
         return run
 
-    nan = float("nan")  # what a result has in memory is not to be read
+    nan = float("nan")  # the products must not read the initial values of results
     agrees(into(lambda device: torch.full((5, 6), nan, device=device)), a, b, **LOOSE)
     agrees(into(lambda device: torch.full((6, 5), nan, device=device).t()), a, b, **LOOSE)
     agrees(into(lambda device: torch.full((5, 12), nan, device=device)[:, ::2]), a, b, **LOOSE)
@@ -97,7 +97,7 @@ def test_results_in_any_layout_and_in_place() -> None:
 
 
 @preferred
-def test_views_begin_where_they_do_and_neighbours_stay() -> None:
+def test_views_at_offsets_leave_neighbours_unchanged() -> None:
     given, memory = random(40, 40), torch.zeros(40, 40)
     there, result = given.to(DEVICE), memory.to(DEVICE)
     for i in range(0, 20, 3):
@@ -107,7 +107,7 @@ def test_views_begin_where_they_do_and_neighbours_stay() -> None:
 
 
 @preferred
-def test_plans_for_dynamic_shape_and_nothing_to_add_up() -> None:
+def test_dynamic_shape_plans_and_empty_sums() -> None:
     plans.set_mode("check")
     for n in (4, 7, 0, 12, 31, 5, 64, 0, 3):
         for a, b in ((random(n, 3), random(3, n)), (random(3, n), random(n, 2)), (random(2, n, 5), random(2, 5, 4))):
@@ -116,14 +116,14 @@ def test_plans_for_dynamic_shape_and_nothing_to_add_up() -> None:
 
 
 @preferred
-def test_what_it_has_not_goes_on() -> None:
+def test_unsupported_dtypes_use_other_candidates() -> None:
     for a in (torch.randint(-9, 9, (4, 4)), random(4, 4).half(), random(4, 4).to(torch.complex64)):
         agrees(torch.mm, a, a, atol=1e-2, rtol=1e-2)
         assert not called(torch.mm, a.to(DEVICE), a.to(DEVICE))
     assert "has no float16" in str(library_products.why_not(torch.empty(2, 2, dtype=torch.float16, device=DEVICE)))
 
 
-def test_calls_are_printed_with_their_numbers() -> None:
+def test_verbose_output_shows_arguments() -> None:
     need_library()
     program = """
 import torch
@@ -138,7 +138,7 @@ with torch.backends.bp.verbose(1):
     assert re.fullmatch(rf"backplane: bp:0 {call}: \d+\.\d+ ms\n", ran.stdout), ran.stdout
 
 
-def test_it_is_asked_for() -> None:
+def test_library_is_used_only_if_preferred() -> None:
     need_library()
     a = random(96, 96).to(DEVICE)
     assert not called(torch.mm, a, a)
@@ -147,7 +147,7 @@ def test_it_is_asked_for() -> None:
     assert not called(torch.mm, a, a)
 
 
-def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
+def test_failing_library_is_disabled_with_one_warning() -> None:
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
     def fails(*arguments: Any) -> int:
@@ -173,7 +173,7 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
 
 
 @anew
-def test_it_is_among_those_that_are_timed() -> None:
+def test_tuning_includes_the_library() -> None:
     device = drivers.device(0)
     library = clblast.library()
     with mock.patch.object(device, "libraries", [library] if library else []):
@@ -186,7 +186,7 @@ def test_it_is_among_those_that_are_timed() -> None:
         assert called(torch.mm, a, b)
 
 
-def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
+def test_preference_without_library_warns() -> None:
     blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
     devices = [drivers.device(index) for index in range(torch.accelerator.device_count())]
     try:

@@ -1,5 +1,6 @@
-"""Fourier transforms by the library that the device's driver brings: VkFFT where pyvkfft is installed, and a toy, which
-holds planners to what they promise a library, everywhere.
+"""Fourier transforms by the driver's library: VkFFT where pyvkfft is installed, and everywhere a toy.
+
+The toy checks that planners keep the contract for libraries.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch_backplane.drivers.opencl.libraries import vkfft
 from torch_backplane.operators import library_transforms, spectral_ops
 
 cl = pytest.importorskip("pyopencl")
-BROKEN = 7  # what the toy answers to a call that breaks the contract
+BROKEN = 7  # the toy's status for a call that violates the contract
 
 
 class Argument(ctypes.Structure):
@@ -40,7 +41,7 @@ class Argument(ctypes.Structure):
 
 
 def _toy(dtype: torch.dtype) -> Any:
-    """The routine, by PyTorch on the CPU, with copies."""
+    """The routine. It copies to the host, computes with PyTorch on the CPU, and copies back."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Argument), ctypes.c_uint64)
     def toy(queue: int, arguments: Any, count: int) -> int:
@@ -93,11 +94,11 @@ def holding(name: str, addresses: dict[torch.dtype, int], explanation: str = "?"
     return Library(name=name, routines={"fft": routine}, explain=lambda status: explanation)
 
 
-TOY = holding("Toy", ADDRESSES, "the contract is broken")
+TOY = holding("Toy", ADDRESSES, "the contract was violated")
 
 
 def narrow(most: int) -> Library:
-    """A call would be one of the address 1."""
+    """A library for up to `most` elements. Its address is invalid, so calls would crash."""
     guard = lambda dtype, inner, **rest: None if inner <= most else "refuses"  # noqa: E731
     return holding("Narrow", {torch.float32: 1}, guard=guard)
 
@@ -105,13 +106,13 @@ def narrow(most: int) -> Library:
 def need_library() -> Library:
     library = vkfft.library(cl._cl.__file__, drivers.device(0).properties.kind == "cpu")
     if library is None:
-        pytest.skip("pyvkfft is not installed, or in no version that is known")
+        pytest.skip("pyvkfft is not installed, or its version is not supported")
     return library
 
 
 @contextmanager
 def having(library: Library | None, preferred: str = "driver") -> Iterator[None]:
-    """The device has it. That it fails, and others go on, is an error."""
+    """The device has this library alone. A failure that disables it is an error."""
     with mock.patch.object(drivers.device(0), "libraries", [library] if library else []), warnings.catch_warnings():
         warnings.filterwarnings("error", "transforms no longer use")
         _C.advance_configuration_epoch()
@@ -128,7 +129,7 @@ def computing(name: str) -> Any:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the library computes it."""
+    """Whether the library computes the call."""
     with plans_from_the_start():
         return " fft at" in plans.explain(function, *arguments)
 
@@ -139,7 +140,7 @@ def random(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
 
 both = pytest.mark.parametrize("name", ["Toy", "VkFFT"])
 
-# Radices, several of them, primes that it has kernels for and primes that it has not, more than it takes of processors.
+# Radices, their products, primes with and without kernels of VkFFT, and more than its limit on CPU devices (128).
 LENGTHS = [2, 3, 7, 8, 12, 59, 60, 97, 127, 128, 129]
 
 
@@ -179,11 +180,11 @@ def test_several_dimensions_and_layouts(name: str) -> None:
 
 
 @both
-def test_memory_begins_anywhere_and_neighbours_stay(name: str) -> None:
+def test_views_at_offsets_leave_neighbours_unchanged(name: str) -> None:
     given = random(4000)
     there = given.to(DEVICE)
     with computing(name):
-        # Bytes at which parts of a buffer may begin, or not.
+        # Offsets in elements: aligned and unaligned starts of sub-buffers.
         for start in (0, 1, 3, 16, 64, 77, 128, 512, 1003):
             x, moved = given[start : start + 60].view(3, 20), there[start : start + 60].view(3, 20)
             kept = moved.clone()
@@ -199,7 +200,7 @@ def test_memory_begins_anywhere_and_neighbours_stay(name: str) -> None:
 
 
 @both
-def test_results_that_are_given_and_in_place(name: str) -> None:
+def test_out_variants_and_in_place_results(name: str) -> None:
     def into(function: Callable[..., torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
         def run(x: torch.Tensor) -> torch.Tensor:
             out = make(x)
@@ -221,7 +222,7 @@ def test_results_that_are_given_and_in_place(name: str) -> None:
 
 
 @both
-def test_replays_have_new_numbers_memory_and_shapes(name: str) -> None:
+def test_replays_with_other_values_memory_and_shapes(name: str) -> None:
     plans.set_mode("check")
     kept = []
     with computing(name):
@@ -235,7 +236,7 @@ def test_replays_have_new_numbers_memory_and_shapes(name: str) -> None:
 
 
 @both
-def test_what_it_does_not_take_goes_on(name: str) -> None:
+def test_unsupported_calls_use_other_candidates(name: str) -> None:
     with computing(name):
         for x, dim in ((random(3, 1), (1,)), (random(4, 1, 3), (1, 2)), (random(2, 3, 2, 4), (0, 1, 2, 3))):
             agrees(partial(torch.fft.fftn, dim=dim), x)
@@ -306,7 +307,7 @@ def test_graphs(name: str) -> None:
             torch.testing.assert_close(y.cpu(), torch.fft.irfft(torch.fft.fft(x.cpu()), 20))
 
 
-def test_it_is_asked_for() -> None:
+def test_library_is_used_only_if_preferred() -> None:
     x = random(3, 20).to(DEVICE)
     with having(TOY, "default"):
         assert not called(torch.fft.fft, x)
@@ -319,7 +320,7 @@ def test_it_is_asked_for() -> None:
         assert not called(torch.fft.fft, x)
 
 
-def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
+def test_failing_library_is_disabled_with_one_warning() -> None:
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
     def fails(*arguments: Any) -> int:
         return 4001
@@ -339,7 +340,7 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
 
 
 @anew
-def test_it_is_among_those_that_are_timed() -> None:
+def test_tuning_includes_the_library() -> None:
     with having(TOY, "default"):
         Times("transforms", driver=1.0, host=2.0, generated=3.0)
         tunable.enable()
@@ -350,17 +351,17 @@ def test_it_is_among_those_that_are_timed() -> None:
 
 
 @anew
-def test_it_is_not_among_those_that_are_timed_where_it_does_not_take_a_call() -> None:
-    """A trial by its name would be one of kernels."""
+def test_tuning_excludes_a_library_that_rejects_the_call() -> None:
+    """A trial under its name would time kernels."""
     with having(narrow(3), "default"):
         timed = Times("transforms", driver=1.0, host=2.0, generated=3.0)
         tunable.enable()
         torch.fft.fft(random(5, 12).to(DEVICE))
         assert "driver" not in timed.trials
-        assert [one[2] for one in tunable.get_results()] in (["host"], [])  # of one candidate nothing is timed
+        assert [one[2] for one in tunable.get_results()] in (["host"], [])  # a single candidate is not timed
 
 
-def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
+def test_preference_without_library_warns() -> None:
     prefer = torch.backends.bp.preferred_fft_library  # type: ignore[attr-defined]
     devices = [drivers.device(index) for index in range(torch.accelerator.device_count())]
     assert prefer() == "default"
@@ -379,7 +380,7 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
         prefer("default")
 
 
-def test_plans_of_the_library_are_kept_up_to_a_number() -> None:
+def test_fft_plan_cache_is_bounded() -> None:
     cache = torch.backends.bp.fft_plan_cache  # type: ignore[attr-defined]
     with having(None):
         assert (cache.size, cache.max_size, cache[1].size) == (0, 0, 0)
@@ -392,7 +393,7 @@ def test_plans_of_the_library_are_kept_up_to_a_number() -> None:
             cache.clear()
             assert cache.size == 0
             cache.max_size = 2
-            # The queue has work of those that go.
+            # The queue has pending work of evicted plans.
             given = [random(9, 10 + n % 4) for n in range(12)]
             found = [torch.fft.fft(one.to(DEVICE)) for one in given]
             for one, x in zip(found, given, strict=True):
@@ -410,7 +411,7 @@ def test_plans_of_the_library_are_kept_up_to_a_number() -> None:
             cache.max_size = before
 
 
-def test_vkfft_says_what_it_does_not_take() -> None:
+def test_vkfft_guard_explains_unsupported_sizes() -> None:
     sizes = {"inverse": 0, "batch": 2, "outer": 1, "middle": 1}
     guard = partial(vkfft._guard, 128, torch.float32, **sizes)
     assert guard(kind=0, inner=128) is None

@@ -1,4 +1,4 @@
-"""Margin losses of classes and of sets of labels: PyTorch's CPU results, planned and replayed, without falling back."""
+"""Multi-class and multi-label margin losses match the CPU's results, planned and replayed, without fallbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def labels(*shape: int) -> torch.Tensor:
-    """For each row some classes, the same one twice now and then, up to a -1; behind it what does not count."""
+    """Rows of random classes with duplicates, most of them ended by a -1. Classes after the -1 are ignored."""
     torch.manual_seed(sum(shape))
     classes = shape[-1] if shape else 1
     target = torch.randint(0, classes, shape)
@@ -34,7 +34,7 @@ def labels(*shape: int) -> torch.Tensor:
 
 
 def with_gradient(loss: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """A function of self and others, whose results are the loss and the gradient of a weighted sum of it."""
+    """A function that returns the loss and the gradient of a weighted sum of it."""
 
     def run(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         leaf = x.detach().requires_grad_()
@@ -46,7 +46,7 @@ def with_gradient(loss: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def agrees_with_float32(function: Callable[..., Any], dtype: torch.dtype, *arguments: Any) -> None:
-    """For dtypes that the CPU has no kernel for: what it computes in float32 of the same numbers, rounded."""
+    """For dtypes without a CPU kernel: compares with the CPU's result for the same values in float32, rounded."""
     arguments = tuple(a.to(dtype) if a.is_floating_point() else a for a in arguments)
     expected = function(*(a.float() if a.is_floating_point() else a for a in arguments))
     for _ in range(3):
@@ -57,7 +57,7 @@ def agrees_with_float32(function: Callable[..., Any], dtype: torch.dtype, *argum
             torch.testing.assert_close(one.cpu(), other.to(dtype))
 
 
-# Of one class for each row
+# One class per row
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -78,7 +78,7 @@ def test_multi_margin_loss(reduction: str, p: int, weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("reduction", range(3))
-def test_multi_margin_loss_of_few_dimensions(reduction: int) -> None:
+def test_multi_margin_loss_of_zero_and_one_dimensional_operands(reduction: int) -> None:
     function = with_gradient(lambda x, target: aten.multi_margin_loss(x, target, 2, 1, None, reduction))
     for x, target in ((random(5), 3), (random(5), [3]), (random(), 0), (random(), [0]), (random(1, 5), 3)):
         agrees(function, x, torch.tensor(target))
@@ -99,13 +99,13 @@ def test_strides_of_multi_margin_loss(reduction: int) -> None:
     )
 
 
-def test_the_margin_may_change_from_call_to_call() -> None:
+def test_margin_can_change_between_calls() -> None:
     x, target = random(6, 5), torch.arange(6) % 5
     for margin in (1, 0.5, -2, 3.25, True):
         agrees(with_gradient(lambda x, target, margin=margin: F.multi_margin_loss(x, target, 2, margin)), x, target)
 
 
-def test_numbers_that_are_none_do_not_count() -> None:
+def test_nan_and_infinite_inputs() -> None:
     x = torch.tensor([[torch.nan, 1, 2], [torch.inf, 1, 2], [-torch.inf, 1, torch.nan]])
     for reduction in range(3):
         for p in (1, 2):
@@ -121,7 +121,7 @@ def test_numbers_that_are_none_do_not_count() -> None:
         )
 
 
-def test_multi_margin_loss_into_a_given_tensor() -> None:
+def test_multi_margin_loss_out_variants() -> None:
     x, target, grad = random(6, 5), torch.arange(6) % 5, random(6)
     for reduction in range(3):
         size, given = ((6,) if reduction == 0 else ()), grad if reduction == 0 else grad[0]
@@ -142,7 +142,7 @@ def test_multi_margin_loss_into_a_given_tensor() -> None:
     agrees(lambda x, t, o: aten.multi_margin_loss(x, t, 1, 1, None, 0, out=o), x, target, torch.full((12,), 9.0)[::2])
 
 
-# Of a set of labels for each row
+# A set of labels per row
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -157,7 +157,7 @@ def test_multilabel_margin_loss(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", range(3))
-def test_multilabel_margin_loss_says_which_are_targets(reduction: int) -> None:
+def test_multilabel_margin_loss_returns_is_target(reduction: int) -> None:
     for x, target in (
         (random(6, 5), labels(6, 5)),
         (random(5, 6).t(), labels(5, 6).clamp(max=4).t()),
@@ -173,7 +173,7 @@ def test_multilabel_margin_loss_says_which_are_targets(reduction: int) -> None:
         agrees(lambda x, target: aten.multilabel_margin_loss_forward(x, target, reduction), x, target)
 
 
-def test_multilabel_margin_loss_into_given_tensors() -> None:
+def test_multilabel_margin_loss_out_variants() -> None:
     x, target, grad = random(6, 5), labels(6, 5), random(6)
     is_target = aten.multilabel_margin_loss_forward(x, target, 0)[1]
     for reduction in range(3):
@@ -203,7 +203,7 @@ def test_multilabel_margin_loss_into_given_tensors() -> None:
         )
 
 
-# What both have in common
+# Both losses
 
 EMPTY = {
     "multi_margin_loss": lambda x, t, r: aten.multi_margin_loss(x, t[:, 0], 1, 1, None, r),
@@ -212,11 +212,11 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_an_empty_batch(name: str) -> None:
+def test_empty_batch(name: str) -> None:
     function = EMPTY[name]
     x, target = torch.empty(0, 5), torch.empty(0, 5, dtype=torch.int64)
     agrees(with_gradient(lambda x, t: function(x, t, 0)), x, target)
-    # PyTorch's kernels leave the number unwritten.
+    # PyTorch's CPU kernels leave the result uninitialized, so 0 is expected instead.
     for reduction in (1, 2):
         for _ in range(2):
             _C.reset_fallback_counts()
@@ -230,7 +230,7 @@ def test_an_empty_batch(name: str) -> None:
             assert leaf.grad.shape == (0, 5)
 
 
-def test_a_tensor_that_is_read_cannot_be_the_result() -> None:
+def test_overlapping_results_are_errors() -> None:
     x, target, grad = random(6, 5).to(DEVICE), (torch.arange(6) % 5).to(DEVICE), random().to(DEVICE)
     with pytest.raises(RuntimeError, match="single memory location"):
         aten.multi_margin_loss_backward(grad, x, target, 1, 1, None, 1, grad_input=x)
@@ -288,13 +288,13 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_pytorchs_error(name: str) -> None:
+def test_invalid_input_raises_the_cpus_error(name: str) -> None:
     if "another dtype" in name:
         need(torch.float64)
     refused_alike(WRONG[name], torch.ones(3, 5))
 
 
-def test_a_gradient_of_another_shape_is_an_error() -> None:
+def test_gradient_of_another_shape_is_an_error() -> None:
     x, target = random(3, 5).to(DEVICE), zeros(3, dtype=torch.int64, device=DEVICE)
     with pytest.raises(RuntimeError, match=r"size of the tensor|expanded size"):
         aten.multi_margin_loss_backward(random(2).to(DEVICE), x, target, 1, 1, None, 0)
@@ -312,19 +312,19 @@ OUT_OF_RANGE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("index", [4, 1 << 40, -5])
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_a_target_out_of_range_is_an_error_and_touches_no_memory(name: str, index: int) -> None:
+def test_target_out_of_range_is_an_error_and_writes_no_memory(name: str, index: int) -> None:
     x = torch.arange(12.0, device=DEVICE).view(3, 4)
     target = torch.tensor([[0, 1, -1, 2], [index, -1, 0, 0], [1, 1, 1, 1]], device=DEVICE)
     torch.accelerator.synchronize(torch.device(DEVICE))
     for _ in range(2):
         OUT_OF_RANGE[name](x, target)
-        error = IndexError if name.startswith("nll") else RuntimeError  # as the CPU has it
+        error = IndexError if name.startswith("nll") else RuntimeError  # as on the CPU
         with pytest.raises(error, match=rf"{name}: index -?[0-9]+ is out of bounds for dimension with size 4"):
             torch.accelerator.synchronize(torch.device(DEVICE))
     assert x.flatten().tolist() == list(map(float, range(12)))
 
 
-def test_a_label_out_of_range_behind_the_end_of_the_labels_is_an_error_too() -> None:
+def test_label_out_of_range_after_the_end_is_an_error() -> None:
     x = torch.arange(4.0)
     for index in (4, -2):
         target = torch.tensor([0, -1, index, 2])
@@ -338,10 +338,10 @@ def test_a_label_out_of_range_behind_the_end_of_the_labels_is_an_error_too() -> 
 @pytest.mark.parametrize("target", [(2, 2, 2), (2, 0, 2), (2, 1, 2), (0, 2, 2), (2, 2), (2, 2, 2, 1)], ids=str)
 @pytest.mark.parametrize("weight", [None, (3,), (2,), (3, 1), (0,)], ids=str)
 @pytest.mark.parametrize("reduction", [0, 1, 2])
-def test_shapes_of_nll_loss2d_are_refused_as_on_the_cpu(
+def test_nll_loss2d_rejects_the_same_shapes_as_the_cpu(
     target: tuple[int, ...], weight: tuple[int, ...] | None, reduction: int
 ) -> None:
-    """PyTorch's meta functions of it look at few of them, and kernels would read what is not there."""
+    """PyTorch's meta functions check few of these shapes, and kernels would read out of bounds."""
 
     def outcomes(device: str) -> list[Any]:
         x, targets = torch.rand(2, 3, 2, 2).to(device), torch.zeros(target, dtype=torch.long, device=device)

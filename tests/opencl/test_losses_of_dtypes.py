@@ -1,4 +1,4 @@
-"""What losses refuse of a dtype, they refuse of no elements, too, and accept what the CPU accepts."""
+"""Losses reject the same dtypes with and without elements, and accept all dtypes that the CPU accepts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def outcome(loss: Callable[..., torch.Tensor], shape: tuple[int, ...], device: s
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-def test_refused_alike(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+def test_unsupported_dtypes_raise_with_and_without_elements(loss: Callable[..., torch.Tensor], reduction: str) -> None:
     def reduced(*given: torch.Tensor) -> torch.Tensor:
         return loss(*given, reduction=reduction)
 
-    # How it is reduced asks for the dtype of what is reduced, and no more.
+    # A reduction depends only on the dtype of the unreduced loss, so fewer combinations suffice.
     for dtypes in itertools.product(DTYPES, DTYPES if reduction == "none" else REDUCED):
         of_nothing, of_some = (outcome(reduced, shape, "bp", *dtypes) for shape in ((0, 4), (2, 4)))
         assert of_nothing == of_some, dtypes

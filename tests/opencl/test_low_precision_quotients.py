@@ -1,4 +1,4 @@
-"""Quotients of float16 and bfloat16 that are rounded to integers: each step is rounded to the dtype, as in PyTorch."""
+"""Rounded quotients of float16 and bfloat16: each step is rounded to the dtype, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_of_tensors(name: str, dtype: torch.dtype) -> None:
+def test_tensor_operands(name: str, dtype: torch.dtype) -> None:
     a, b = operands(dtype)
     same(OPERATORS[name](a.to(DEVICE), b.to(DEVICE)), OPERATORS[name](a, b))
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_of_numbers(name: str, dtype: torch.dtype) -> None:
-    """A number that divides is not rounded to the dtype; one that is divided is."""
+def test_scalar_operands(name: str, dtype: torch.dtype) -> None:
+    """A scalar divisor is not rounded to the dtype. A scalar dividend is."""
     a, b = operands(dtype)
     for number in (0.1, 3.0, -7.3, 1000.7):
         same(OPERATORS[name](a.to(DEVICE), number), OPERATORS[name](a, number))
@@ -51,15 +51,15 @@ def test_of_numbers(name: str, dtype: torch.dtype) -> None:
             same(found, expected)
 
 
-def test_the_example() -> None:
+def test_bfloat16_example() -> None:
     one, tenth = (torch.tensor([x], dtype=torch.bfloat16, device=DEVICE) for x in (1.0, 0.1))
     assert torch.div(one, tenth, rounding_mode="trunc").item() == 10
-    assert torch.div(one, tenth, rounding_mode="floor").item() == 9  # of the exact remainder
+    assert torch.div(one, tenth, rounding_mode="floor").item() == 9  # computed from the exact remainder
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", ["addcdiv", "addcmul", "lerp", "add", "logaddexp"])
-def test_other_operators_of_several_steps_round_once(name: str, dtype: torch.dtype) -> None:
+def test_other_multi_step_operators_round_once(name: str, dtype: torch.dtype) -> None:
     a, b, c = (x.to(dtype) for x in torch.rand(3, 20_000) + 0.5)
     functions: dict[str, Callable[..., torch.Tensor]] = {
         "addcdiv": lambda a, b, c: torch.addcdiv(a, b, c, value=0.3),
@@ -70,5 +70,5 @@ def test_other_operators_of_several_steps_round_once(name: str, dtype: torch.dty
     }
     found = functions[name](*(x.to(DEVICE) for x in (a, b, c))).cpu()
     once = functions[name](*(x.float() for x in (a, b, c))).to(dtype)
-    # A last bit of float32 decides on which side of a tie one in 10,000 is.
+    # The last bit of float32 decides the rounding of about one value in 10,000.
     assert (found != once).sum() < 10

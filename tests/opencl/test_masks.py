@@ -1,4 +1,4 @@
-"""nonzero, masked_select, masked_scatter and masks as indices: results of sizes that are in memory."""
+"""nonzero, masked_select, masked_scatter and masks as indices: the sizes of results depend on values."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_dtypes(dtype: torch.dtype) -> None:
     agrees(lambda x, m: x.index_put_((m,), x[0, 0].clone()), x, mask)
 
 
-def test_any_dtype_is_selected() -> None:
+def test_float8_bytes_are_selected() -> None:
     x = numbers((9, 9)).to(torch.float8_e5m2)
     found = x.to(DEVICE).view(torch.uint8).masked_select(mask_of((9, 9)).to(DEVICE))
     assert torch.equal(found.cpu(), x.view(torch.uint8)[mask_of((9, 9))])
 
 
-def test_parts_of_complex_numbers_and_nan_are_not_zero() -> None:
+def test_nonzero_of_complex_numbers_and_nan() -> None:
     agrees(lambda x: x.nonzero(), torch.tensor([0j, 1 + 0j, 1j, -0j, complex(0, float("nan"))]))
     agrees(lambda x: x.nonzero(), torch.tensor([0.0, -0.0, float("nan"), 1e-45, float("-inf")]))
 
@@ -69,7 +69,7 @@ def test_nonzero(shape: tuple[int, ...], share: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 4095, 4096, 4097, 300_001])
-def test_blocks(size: int) -> None:
+def test_sizes_around_the_block_size(size: int) -> None:
     for share in (0.001, 0.5):
         mask = mask_of((size,), share)
         agrees(lambda m: m.nonzero(), mask)
@@ -97,7 +97,7 @@ def test_broadcasts() -> None:
     agrees(lambda x, m: x[0].masked_scatter(m, torch.cat([x, x])), x, mask_of((4, 5)))
 
 
-def test_results_that_are_given() -> None:
+def test_out_variants() -> None:
     mask, x = mask_of((6, 7)), numbers((6, 7))
     n = int(mask.sum())
     agrees(lambda m, out: torch.nonzero(m, out=out), mask, torch.zeros(n, 2, dtype=torch.int64))
@@ -134,7 +134,7 @@ def test_masks_as_indices(name: str) -> None:
     agrees(INDEXED[name], X, mask_of((4, 5, 6)))
 
 
-def test_strides_are_those_of_pytorchs_kernels() -> None:
+def test_strides_match_the_cpus() -> None:
     x, mask = torch.empty(3, 3, 3, 2).permute(1, 3, 2, 0), torch.ones(3, dtype=torch.bool)
     for read in (lambda x, m: x[None, m], lambda x, m: x[:, :, m], lambda x, m: x[m, :, None]):
         assert read(x.to(DEVICE), mask.to(DEVICE)).stride() == read(x, mask).stride()
@@ -142,8 +142,8 @@ def test_strides_are_those_of_pytorchs_kernels() -> None:
 
 @pytest.mark.parametrize("shape", [(14,), (2, 7), (1, 2, 7), (2, 7, 1), (2, 1, 7)])
 @pytest.mark.parametrize("value", [False, 0.5, torch.tensor(True)], ids=["number", "fraction", "tensor"])
-def test_a_mask_may_be_what_it_masks(shape: tuple[int, ...], value: Any) -> None:
-    """`mask[mask] = False`, in any layout, also where a dimension of size 1 has a stride that is not the usual one."""
+def test_mask_can_be_the_masked_tensor(shape: tuple[int, ...], value: Any) -> None:
+    """`mask[mask] = False` in any layout, also if a dimension of size 1 has an unusual stride."""
     ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "as it is": lambda x: x,
         "reversed": lambda x: x.permute(*reversed(range(x.dim()))),
@@ -160,12 +160,12 @@ def test_a_mask_may_be_what_it_masks(shape: tuple[int, ...], value: Any) -> None
         agrees(fill, mask_of(shape))
 
 
-def test_bytes_as_masks() -> None:
+def test_uint8_masks() -> None:
     mask = mask_of((4, 5, 6)).byte() * 3
     with pytest.warns(UserWarning, match="indexing with dtype torch.uint8 is now deprecated"):
         agrees(lambda x, m: x[m], X, mask)
     agrees(lambda x, m: x.index_put_((m,), x[m.bool()].neg()), X, mask)
-    # A number is refused by PyTorch's CPU kernel alone.
+    # Only PyTorch's CPU kernel rejects a 0-dimensional value.
     found = X.to(DEVICE).index_put_((mask.to(DEVICE),), torch.tensor(3.0))
     assert torch.equal(found.cpu(), X.masked_fill(mask.bool(), 3.0))
 
@@ -195,13 +195,13 @@ def put(name: str, accumulate: bool, values: str):  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("name", ["all", "first", "middle", "two", "mixed"])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("values", ["number", "one", "cpu", "each", "last"])
-def test_writing(name: str, accumulate: bool, values: str) -> None:
+def test_index_put_with_masks(name: str, accumulate: bool, values: str) -> None:
     function = put(name, accumulate, values)
     agrees(function, X, mask_of((4, 5, 6)))
     agrees(lambda x, m: function(x.transpose(0, 2), m.transpose(0, 2)), X, mask_of((4, 5, 6)))
 
 
-def test_writing_numbers() -> None:
+def test_assignment_of_numbers() -> None:
     def assign(x: torch.Tensor, m: torch.Tensor) -> None:
         x[m] = 5
         x[m[:, 0, 0]] = 2.5
@@ -212,7 +212,7 @@ def test_writing_numbers() -> None:
     agrees(assign, X.transpose(0, 2), mask_of((6, 5, 4)))
 
 
-def test_a_number_is_written_without_waiting() -> None:
+def test_masked_writes_are_planned() -> None:
     def assign(x: torch.Tensor, m: torch.Tensor) -> None:
         x[m] = 5.0
         x.index_put_((m[:, 0],), x.new_zeros(()))
@@ -240,7 +240,7 @@ def test_gradients() -> None:
 
 
 def refused(function, *arguments: torch.Tensor) -> None:  # type: ignore[no-untyped-def]
-    """Both raise, and in the same words."""
+    """The CPU and the device raise the same error."""
     with pytest.raises((RuntimeError, IndexError)) as expected:
         function(*arguments)
 

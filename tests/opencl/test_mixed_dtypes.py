@@ -1,4 +1,4 @@
-"""Tensors of two dtypes: each is made one of the common dtype first, which rounds what has more digits."""
+"""Operands of different dtypes are first converted to the common dtype, which rounds wider values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_three_tensors_are_rounded_to_their_common_dtype(dtype: torch.dtype) -> 
             assert torch.equal(function(*(value.to(DEVICE) for value in given)).cpu(), expected)
 
 
-def test_what_is_written_in_place() -> None:
+def test_in_place_and_out_results() -> None:
     for dtype in HALVES:
         narrow, whole = torch.randn(500).to(dtype), torch.randint(1, 4000, (500,))
         assert torch.equal(narrow.to(DEVICE).mul_(whole.to(DEVICE)).cpu(), narrow.clone().mul_(whole))

@@ -1,4 +1,4 @@
-"""multinomial: one draw and several, with replacement and without, and what is refused."""
+"""multinomial: one draw and several, with and without replacement, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_draws_without_replacement() -> None:
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-def test_draws_that_are_refused(replacement: bool) -> None:
+def test_invalid_arguments_raise(replacement: bool) -> None:
     for shape, count in (((3,), 0), ((3,), -1), ((2, 2, 2), 1), ((), 1), ((2, 3), 0)):
         refused_alike(lambda w: torch.multinomial(w, count, replacement), torch.ones(shape))  # noqa: B023
     refused_alike(lambda w: torch.multinomial(w, 1, replacement), torch.ones(3, dtype=torch.int64))
@@ -50,11 +50,11 @@ def test_draws_that_are_refused(replacement: bool) -> None:
             torch.multinomial(weights, 2, replacement).cpu()
 
 
-def test_one_plan_for_dynamic_shape() -> None:
+def test_one_dynamic_shape_plan() -> None:
     with plans_from_the_start():
         for count in (5, 6, 7, 9):
             torch.multinomial(torch.ones(count, 4, device=DEVICE), 3, True)
         stats = plans.stats()["aten::multinomial"]
         assert stats["dynamic_shape_classes"] == 1, stats
         assert not stats["reasons_for_exact"], stats
-        assert stats["dynamic_shape_replays"] >= 1, stats  # a size may have steps of its own
+        assert stats["dynamic_shape_replays"] >= 1, stats  # some sizes can need their own plan

@@ -1,4 +1,4 @@
-"""The forms of batch norm that programs seldom call by name, masked softmax, weight norm, RMS norm."""
+"""Less common forms of batch norm, masked softmax, weight norm, and RMS norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("dtype", "kept"), MIXED, ids=str)
-def test_batch_norm_that_updates(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+def test_batch_norm_with_update(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
     x, weight, bias = numbers(*shape, dtype=dtype), numbers(6, dtype=kept), numbers(6, dtype=kept) + 1
     mean, var = numbers(6, dtype=kept), numbers(6, dtype=kept).abs()
     agrees(lambda *tensors: aten._batch_norm_with_update(*tensors, 0.1, 1e-5), x, weight, bias, mean, var)
@@ -62,8 +62,8 @@ def test_batch_norm_backward(dtype: torch.dtype, kept: torch.dtype, update: bool
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("dtype", "kept"), [*MIXED, (torch.bfloat16, torch.bfloat16)], ids=str)
-def test_statistics_are_updated(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
-    # Positive: PyTorch has a bfloat16 less exact where means cancel.
+def test_batch_norm_update_stats(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+    # Positive, because PyTorch's bfloat16 means are less accurate under cancellation.
     x, mean, var = numbers(*shape).abs().to(dtype), numbers(6, dtype=kept).abs(), numbers(6, dtype=kept).abs()
     agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), x, mean, var)
     agrees(lambda x: aten.batch_norm_update_stats(x, None, None, 0.1), x)
@@ -84,7 +84,7 @@ def gradients(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> 
     return [result.detach(), *torch.autograd.grad((result * result.detach()).sum(), leaves)]
 
 
-def test_weights_gradients_where_the_weight_is_transposed() -> None:
+def test_gradients_with_transposed_weight() -> None:
     x, weight = numbers(3, 4, 5), numbers(5, 4).t()
     agrees(lambda *t: gradients(lambda x, w: F.layer_norm(x, (4, 5), w), *t), x, weight)
     agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (4, 5), w), *t), x, weight)
@@ -93,7 +93,7 @@ def test_weights_gradients_where_the_weight_is_transposed() -> None:
 @pytest.mark.parametrize("eps", [None, 1e-2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_rms_norm(dtype: torch.dtype, eps: float | None) -> None:
-    # Halves are rounded once in the result and the gradients; the composition on the CPU rounds them more often.
+    # Half-precision results and gradients are rounded once. The CPU's composition rounds them more often.
     wide = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
     x, weight = numbers(4, 6, 40, dtype=dtype), numbers(40, dtype=dtype)
     agrees(lambda *t: gradients(lambda x: F.rms_norm(x, (40,), eps=eps), *t), x, **wide)
@@ -109,8 +109,8 @@ def test_rms_norm(dtype: torch.dtype, eps: float | None) -> None:
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
-def test_layouts_of_results_and_gradients_are_pytorchs(norm: str) -> None:
-    """Contiguous, whatever the input is."""
+def test_results_and_gradients_have_the_cpus_strides(norm: str) -> None:
+    """They are contiguous for any layout of the input."""
     for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 1, 2)):
         found = []
         for device in ("cpu", DEVICE):
@@ -123,17 +123,17 @@ def test_layouts_of_results_and_gradients_are_pytorchs(norm: str) -> None:
             assert ours.stride() == expected.stride()
 
 
-def test_rms_norm_of_nothing() -> None:
+def test_rms_norm_of_empty_tensors() -> None:
     agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (5,), w), *t), torch.zeros(0, 5), torch.ones(5))
     agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (0,), w), *t), torch.zeros(3, 0), torch.ones(0))
 
 
-def test_rms_norm_of_what_kernels_do_not_have_is_composed() -> None:
+def test_rms_norm_of_unsupported_dtypes_is_composed() -> None:
     agrees(lambda x: F.rms_norm(x, (5,)), torch.randn(3, 5, dtype=torch.complex64))
     agrees(lambda x, w: F.rms_norm(x, (5,), w), numbers(3, 5, dtype=torch.bfloat16), numbers(5))
 
 
-def test_rms_norm_is_one_launch_and_its_backward_two() -> None:
+def test_rms_norm_is_one_launch_and_backward_is_two() -> None:
     x, rstd, weight = (tensor.to(DEVICE) for tensor in (numbers(4, 40), numbers(4, 1), numbers(40)))
     for wanted, function in (
         (1, lambda: F.rms_norm(x, (40,), weight)),
@@ -144,7 +144,7 @@ def test_rms_norm_is_one_launch_and_its_backward_two() -> None:
         assert told.count("→ launch") == wanted, told
 
 
-def test_rms_norm_has_second_derivatives_and_directional_ones() -> None:
+def test_rms_norm_supports_jvp_hessian_and_vmap() -> None:
     need(torch.float64)
     x, weight = numbers(3, 5, dtype=torch.float64), numbers(5, dtype=torch.float64)
 
@@ -156,11 +156,11 @@ def test_rms_norm_has_second_derivatives_and_directional_ones() -> None:
     agrees(lambda x, w: torch.func.vmap(norm, (0, None))(x, w), x, weight)
 
 
-def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
+def test_batch_norm_update_stats_of_one_row() -> None:
     agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3))
 
 
-def test_batch_norm_has_the_strides_of_pytorchs_kernel() -> None:
+def test_batch_norm_has_the_cpus_strides() -> None:
     channels_last = torch.randn(2, 4, 3, 6).contiguous(memory_format=torch.channels_last)
     turned, expanded = torch.randn(5, 2, 4).permute(1, 2, 0), torch.randn(1, 4, 3).expand(2, 4, 3)
     for x in (turned, expanded, torch.randn(4, 3).t(), channels_last, channels_last[..., ::2]):
@@ -172,7 +172,7 @@ def test_batch_norm_has_the_strides_of_pytorchs_kernel() -> None:
             torch.testing.assert_close(found.cpu(), expected)
 
 
-def test_batch_norm_that_does_not_update() -> None:
+def test_batch_norm_no_update() -> None:
     x, weight, mean, var = numbers(4, 6, 5), numbers(6), numbers(6), numbers(6).abs()
     agrees(lambda x, w, *tensors: aten._batch_norm_no_update(x, w, None, *tensors, 0.1, 1e-5), x, weight, mean, var)
 
@@ -192,7 +192,7 @@ def test_weight_norm(dtype: torch.dtype) -> None:
 
 
 def test_weight_norm_of_a_transposed_tensor() -> None:
-    """PyTorch's CPU kernels take contiguous ones only; forward does not look, backward refuses others."""
+    """PyTorch's CPU kernels require contiguous tensors: forward does not check, and backward raises."""
     v, g, grad = numbers(3, 4, 5), numbers(5, 1, 1), numbers(5, 4, 3)
     expected = aten._weight_norm_interface(v.transpose(0, 2).contiguous(), g, 0)
     found = aten._weight_norm_interface(v.to(DEVICE).transpose(0, 2), g.to(DEVICE), 0)
@@ -201,13 +201,13 @@ def test_weight_norm_of_a_transposed_tensor() -> None:
     refused_alike(lambda *t: aten._weight_norm_interface_backward(*t, 0), grad, v.transpose(0, 2), g, norms)
 
 
-def test_weight_norm_of_halves_has_norms_in_float32() -> None:
+def test_weight_norm_of_float16_has_float32_norms() -> None:
     v, g = numbers(3, 4).half(), numbers(3, 1).half()
     agrees(lambda v, g: aten._weight_norm_interface(v, g, 0), v, g)
 
 
-def test_weight_norm_of_nothing_is_refused() -> None:
-    """It ends the process on the CPU."""
+def test_weight_norm_of_empty_tensors_is_an_error() -> None:
+    """PyTorch's CPU kernel crashes the process."""
     for shape in ((0,), (3, 0), (0, 3)):
         nothing = torch.zeros(shape, device=DEVICE)
         with pytest.raises(RuntimeError, match="weight norm needs elements, but got a tensor of shape"):
@@ -216,7 +216,7 @@ def test_weight_norm_of_nothing_is_refused() -> None:
             aten._weight_norm_interface_backward(nothing, nothing, nothing, nothing, 0)
 
 
-def test_weight_norm_of_a_layer() -> None:
+def test_weight_norm_parametrization() -> None:
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
         layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 4, device=x.device))
         with torch.no_grad():
@@ -228,7 +228,7 @@ def test_weight_norm_of_a_layer() -> None:
     agrees(run, numbers(5, 6), numbers(4, 6), numbers(4))
 
 
-def test_bad_lengths_have_pytorchs_errors() -> None:
+def test_weight_norm_of_mismatched_shapes_raises_the_cpus_errors() -> None:
     for arguments in ((numbers(3, 4, 5), numbers(1, 4, 1), 1), (numbers(3, 4), numbers(3, 1), -1)):
         with pytest.raises(RuntimeError) as expected:
             aten._weight_norm_interface(*arguments)
@@ -256,10 +256,10 @@ def test_masked_softmax_of_special_numbers() -> None:
         agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), x, torch.tensor([mask] * 3))
 
 
-def test_masked_softmax_of_one_and_of_no_numbers() -> None:
+def test_masked_softmax_of_zero_dimensional_and_empty_tensors() -> None:
     for mask in (True, False):
         agrees(lambda x, mask: aten._masked_softmax(x, mask, 0, 2), torch.tensor(3.0), torch.tensor(mask))
-    for shape in ((0, 3), (3, 0), (0,)):  # which ends the process on the CPU
+    for shape in ((0, 3), (3, 0), (0,)):  # these crash the process on the CPU
         found = aten._masked_softmax(torch.zeros(shape, device=DEVICE), torch.zeros(shape, device=DEVICE) > 0, 0, 2)
         assert found.shape == shape
 
@@ -274,7 +274,7 @@ def test_masked_softmax_backward(dim: int | None, dtype: torch.dtype) -> None:
 
 
 def test_masked_softmax_of_bfloat16_is_rounded_once() -> None:
-    """PyTorch's CPU kernels add bfloat16 up as such, so they are no measure."""
+    """The reference is in float64, because PyTorch's CPU kernels accumulate in bfloat16."""
     x, grad, mask = numbers(5, 70).bfloat16(), numbers(5, 70).bfloat16() + 1, numbers(5, 70) > 0.5
     expected = aten._masked_softmax(x.double(), mask, 1, 2)
     found = aten._masked_softmax(x.to(DEVICE), mask.to(DEVICE), 1, 2)
@@ -284,7 +284,7 @@ def test_masked_softmax_of_bfloat16_is_rounded_once() -> None:
     torch.testing.assert_close(backward.cpu().double(), expected, rtol=2**-8, atol=1e-6)
 
 
-def test_bad_masks_have_pytorchs_errors() -> None:
+def test_invalid_masks_raise_the_cpus_errors() -> None:
     x = numbers(2, 3, 4, 4)
     for mask, kind in (
         (numbers(2, 3, 4, 4), 2),
@@ -301,8 +301,8 @@ def test_bad_masks_have_pytorchs_errors() -> None:
 
 @pytest.mark.parametrize("which", ["weight", "bias", "running_mean", "running_var"])
 @pytest.mark.parametrize("count", [0, 1, 6, 13])
-def test_batch_norm_refuses_other_numbers_of_channels(which: str, count: int) -> None:
-    """The operators under F.batch_norm, which checks it itself. PyTorch's CPU kernels read what is not there."""
+def test_batch_norm_rejects_mismatched_channel_counts(which: str, count: int) -> None:
+    """Calls the operator below F.batch_norm, which checks the counts. PyTorch's CPU kernel would read out of bounds."""
     sizes = {name: count if name == which else 5 for name in ("weight", "bias", "running_mean", "running_var")}
     given = [torch.ones(size, device=DEVICE) for size in sizes.values()]
     x = torch.rand(3, 5, 4, device=DEVICE)
@@ -312,7 +312,7 @@ def test_batch_norm_refuses_other_numbers_of_channels(which: str, count: int) ->
             torch.ops.aten.native_batch_norm(x, *given, training, 0.1, 1e-5)
 
 
-def test_group_norm_refuses_numbers_that_do_not_fit() -> None:
+def test_group_norm_rejects_mismatched_sizes() -> None:
     x = torch.rand(2, 6, 3, device=DEVICE)
     good = (2, 6, 3, 2)
     for weight, numbers in [(1, good), (5, good), (6, (2, 6, 4, 2)), (6, (3, 6, 3, 2)), (6, (2, 6, 3, 4))]:
@@ -321,11 +321,11 @@ def test_group_norm_refuses_numbers_that_do_not_fit() -> None:
             torch.ops.aten.native_group_norm(x, torch.ones(weight, device=DEVICE), None, *numbers, 1e-5)
 
 
-def test_batch_norm_needs_a_dimension_of_channels() -> None:
+def test_batch_norm_requires_a_channel_dimension() -> None:
     batch_norm, backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
     refused_alike(lambda x: batch_norm(x, None, None, None, None, True, 0.1, 1e-5), torch.ones(3))
     x, one = torch.ones(3, device=DEVICE), torch.ones((), device=DEVICE)
-    with pytest.raises(ValueError, match="SmallVector"):  # PyTorch's words
+    with pytest.raises(ValueError, match="SmallVector"):  # PyTorch's message
         batch_norm(one, None, None, None, None, True, 0.1, 1e-5)
     with pytest.raises(RuntimeError, match=r"expected an input with channels, but got shape \[3\]"):
         backward(x, x, one, one, one, one, one, True, 1e-5, [True] * 3)

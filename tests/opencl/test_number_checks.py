@@ -1,4 +1,4 @@
-"""What PyTorch refuses of numbers, it refuses of each call: also of one that runs by the plan of a good number."""
+"""Scalar arguments are checked at each call, also in calls that replay the plan of a valid number."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from plain_arguments import by_position, fresh, outcome, plain_arguments
 
 from torch_backplane import _C, plans
 
-LIBRARY = torch.library.Library("backplane_checks", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_checks", "FRAGMENT")  # never released: planners stay declared
 
-# Numbers of any dtype: others are refused before they reach an operator (`fitting`).
+# Numbers that most dtypes can hold. The range check of others (`Number.fitting`) would raise first.
 FLOATS = (-1.5, -0.0, 0.0, 0.25, 1.0, 70.0, math.nan, math.inf, -math.inf)
 INTEGERS = (-1, 0, 1, 3, 100)
-# Found in the device's memory, so not known before the next synchronization, and of zeros alone.
+# Kernels detect an integer division by zero, so the error is raised at the next synchronization.
 ASYNCHRONOUS = ("div", "fmod", "remainder", "floor_divide")
 
 
 def plain_calls() -> Iterator[tuple[str, Callable[..., Any], list[Any], int]]:
-    """(description, function of positional arguments, arguments, which of them is a number that is passed through)."""
+    """(description, function of positional arguments, arguments, position of a passed-through number) of operators."""
     from torch_backplane.planning import declare, registry
 
     torch.bp.init()
@@ -45,7 +45,7 @@ def changed(arguments: list[Any], position: int, number: float) -> list[Any]:
     return values
 
 
-def test_numbers_are_refused_by_plans_of_good_ones_as_by_the_cpu() -> None:
+def test_replays_reject_the_same_numbers_as_the_cpu() -> None:
     differences = []
     covered, refused = set(), set()
     plans.clear()
@@ -96,7 +96,7 @@ CALLS: dict[str, tuple[Callable[..., Any], float, float]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_good_bad_and_good_numbers(name: str) -> None:
+def test_alternating_valid_and_invalid_numbers(name: str) -> None:
     function, good, bad = CALLS[name]
     x = torch.randn(3, 4)
     counted = sum(_C.fallback_counts().values())
@@ -109,10 +109,10 @@ def test_good_bad_and_good_numbers(name: str) -> None:
             torch.testing.assert_close(to_cpu(function(there, number)), function(here, number))
         else:
             assert torch.equal(there.cpu(), here)
-    assert sum(_C.fallback_counts().values()) == counted  # an error is no fallback
+    assert sum(_C.fallback_counts().values()) == counted  # errors do not count as fallbacks
 
 
-def test_checks_are_comparisons_of_arguments() -> None:
+def test_checks_must_be_comparisons_of_arguments() -> None:
     from torch_backplane.planning import operator
 
     LIBRARY.define("checked(Tensor self, Scalar lambd) -> Tensor")

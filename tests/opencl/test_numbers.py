@@ -1,4 +1,4 @@
-"""Numbers become the tensor's dtype as in PyTorch: a sample of `conformance --numbers`, and what it has found."""
+"""Numbers are converted to the tensor's dtype as in PyTorch: a sample of `conformance --numbers`, and past findings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from torch_backplane.conformance.numbers import (
 )
 from torch_backplane.planning import pointwise
 
-LIBRARY = torch.library.Library("backplane_numbers", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_numbers", "FRAGMENT")  # never released: planners stay declared
 
 FRACTIONS = [0.5, 1e-50, -0.0, 0.0, math.nan, 1e39, -2, 256, 2**63 - 1, True, 3.5]
 
-# Of a tensor of bools, an index and a number.
+# Functions of a bool tensor, an index and a number.
 WRITES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
     "fill_": lambda x, i, number: x.fill_(number),
     "full_like": lambda x, i, number: torch.full_like(x, number),
@@ -42,7 +42,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_fractions_are_true(name: str) -> None:
+def test_fractions_become_true(name: str) -> None:
     given, index = torch.tensor([False, True, False, True, False]), torch.tensor([0, 3])
     for number in FRACTIONS:
         expected = WRITES[name](given.clone(), index, number)
@@ -50,24 +50,24 @@ def test_fractions_are_true(name: str) -> None:
         assert torch.equal(found.cpu(), expected), number
 
 
-def test_a_factor_of_bools_is_one() -> None:
+def test_add_of_bools_with_alpha() -> None:
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     for alpha in (1, -1, 2, 0, True, False):
         agrees(lambda a, b, alpha=alpha: torch.add(a, b, alpha=alpha), a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
-def test_index_add_makes_its_factor_an_integer(dtype: torch.dtype) -> None:
+def test_index_add_of_integers_truncates_alpha(dtype: torch.dtype) -> None:
     for alpha in (2.7, -2.7, 0.5, 3, True):
         x, index = torch.tensor([1, 2, 3], dtype=dtype), torch.tensor([2, 0])
         agrees(lambda x, i, alpha=alpha: x.index_add(0, i, x[:2], alpha=alpha), x, index)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16, torch.bool], ids=str)
-def test_index_add_of_nothing_looks_at_its_factor(dtype: torch.dtype) -> None:
+def test_index_add_of_empty_tensors_checks_alpha(dtype: torch.dtype) -> None:
     index = torch.tensor([], dtype=torch.int64)
     for x in (torch.ones(3, dtype=dtype), torch.ones(3, 2, dtype=dtype)):
-        for alpha in (2, 300, 1, 1e30, math.inf, 2.5, -1e30, 1):  # good and bad in turns
+        for alpha in (2, 300, 1, 1e30, math.inf, 2.5, -1e30, 1):  # valid and invalid, in turns
 
             def added(x: Tensor, i: Tensor, alpha: float = alpha) -> Tensor:
                 return x.index_add(0, i, x[:0], alpha=alpha)
@@ -90,7 +90,7 @@ def test_linspace_rounds_each_step(dtype: torch.dtype) -> None:
         assert torch.equal(torch.linspace(start, end, steps, out=out).cpu(), expected)
 
 
-def test_add_relu_refuses_a_factor_beyond_the_dtype() -> None:
+def test_add_relu_rejects_alpha_out_of_range() -> None:
     x = torch.ones(3, dtype=torch.int16, device=DEVICE)
     for _ in range(2):
         torch.ops.aten._add_relu.Scalar(x, 1, 2)
@@ -105,7 +105,7 @@ def test_conversions_of_tensors() -> None:
 
 
 @pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_floats_beyond_integers_are_what_the_cpu_makes_of_them(source: torch.dtype) -> None:
+def test_out_of_range_floats_convert_to_integers_as_on_the_cpu(source: torch.dtype) -> None:
     numbers = [0.0, -1.5, 255.5, 256.0, -129.0, 70_000.0, 3e9, -3e9, 3_000_001_024, 1e19, math.inf, -math.inf, math.nan]
     x = torch.tensor(numbers, dtype=torch.float64).to(source).repeat(3)
     for target in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64):
@@ -114,7 +114,7 @@ def test_floats_beyond_integers_are_what_the_cpu_makes_of_them(source: torch.dty
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["fill.Scalar", "index_fill.int_Scalar", "scatter.value"])
-def test_a_sample_of_the_sweep(name: str) -> None:
+def test_sample_of_the_conformance_sweep(name: str) -> None:
     (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
     outcome = compare(overload, DEVICE, (torch.bool, torch.int16))
     assert outcome.has_sample
@@ -128,7 +128,7 @@ def test_a_sample_of_the_sweep(name: str) -> None:
     ["pow.Tensor_Scalar", "pow.Scalar", "remainder.Scalar_Tensor", "remainder.Scalar", "fmod.Scalar", "var.correction",
      "norm.ScalarOpt_dim_dtype", "linspace", "histc"],
 )  # fmt: skip
-def test_numbers_beyond_the_dtype_and_between_its_values(name: str) -> None:
+def test_numbers_that_the_dtype_cannot_represent(name: str) -> None:
     (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
     numbers = (2.7, 40_000, 1e39, 1e300, math.nan, 1 + 0j, 0.5j)
     outcome = compare(overload, DEVICE, (torch.float16, torch.float32), numbers)
@@ -136,8 +136,8 @@ def test_numbers_beyond_the_dtype_and_between_its_values(name: str) -> None:
     assert not [one for one in outcome.findings if one.kind != "words"]
 
 
-def test_half_precision_takes_numbers_of_float32() -> None:
-    """And only what comes of these, or is the CPU's, passes."""
+def test_half_precision_uses_float32_numbers() -> None:
+    """The comparison accepts float32's results and the CPU's, and no others."""
     overload, x = torch.ops.aten.add.Tensor, torch.arange(1, 7, dtype=torch.float16).view(2, 3)
     given = {"self": x, "other": x, "alpha": -2.7}
     wide = in_float32(overload, given, torch.float16)
@@ -147,13 +147,13 @@ def test_half_precision_takes_numbers_of_float32() -> None:
     assert difference(wide, wrong) == "values"
 
 
-# Of no elements, where PyTorch's CPU kernels are no judges: one returns memory that nothing was written to, and one
-# makes infinities of what torch.cuda refuses.
+# With empty tensors, PyTorch's CPU kernels of these are no reference: multi_margin_loss returns uninitialized memory,
+# and scalar_tensor returns infinities for numbers that torch.cuda rejects.
 NOT_AS_THE_CPU = ("multi_margin_loss", "multi_margin_loss.out", "scalar_tensor", "scalar_tensor.out")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_number_of_no_elements() -> None:
+def test_all_operators_with_empty_tensors() -> None:
     numbers = (1, 40_000, 1e39, 1e300, 2**40, math.inf, math.nan, 0.5j)
     differences, calls = [], 0
     beyond = () if had([torch.float64]) else ("float_power.Scalar", "float_power.Tensor_Scalar")  # always in float64
@@ -178,8 +178,8 @@ NUMBERS_OF_NOTHING: dict[str, Callable[[Tensor, Any], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS_OF_NOTHING)
-def test_numbers_beyond_the_dtype_are_refused_without_elements_too(name: str) -> None:
-    """When planning and when replaying, after numbers that fit and before others."""
+def test_numbers_out_of_range_raise_with_empty_tensors(name: str) -> None:
+    """Both when planning and when replaying, in turns with valid numbers."""
     for dtype in (torch.int16, torch.float16, torch.float32):
         for number in (1, 40_000, 1, 1e39, 2, math.inf, 1e300, 1):
             answers = []
@@ -193,7 +193,7 @@ def test_numbers_beyond_the_dtype_are_refused_without_elements_too(name: str) ->
                 assert answers[1] == answers[0], (dtype, number)
 
 
-# What formulas use of numbers, which are arguments of their kernels. Of extreme ones, too.
+# Numbers that formulas receive as kernel arguments, including extreme ones.
 _X = torch.linspace(-3, 3, 60).view(5, 12)
 NUMBERS_OF: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "tril": (lambda x, k: (x.tril(k), x.triu(k)), [0, 1, -4, 11, -(2**63), 2**63 - 1]),
@@ -221,14 +221,14 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 @pytest.mark.parametrize("name", NUMBERS_OF)
-def test_numbers_of_formulas(name: str) -> None:
+def test_scalar_arguments_of_formulas(name: str) -> None:
     function, numbers = NUMBERS_OF[name]
     for dtype in had((torch.float32, torch.float64)):
         for number in numbers:
             agrees(lambda x, number=number: function(x, number), _X.to(dtype), rtol=2e-6, atol=1e-5)
 
 
-def test_numbers_that_are_refused() -> None:
+def test_invalid_numbers_and_dtypes_raise() -> None:
     refused_alike(lambda x: torch.polygamma(-1, x), _X.clone())
     whole = torch.arange(6).view(2, 3)
     for loss in (F.huber_loss, F.smooth_l1_loss):
@@ -237,7 +237,7 @@ def test_numbers_that_are_refused() -> None:
     refused_alike(lambda x: torch.ops.aten.huber_loss_backward(x, x, x + 1, 0, 0.3), whole.clone())
 
 
-def test_diagonals_and_intervals_are_no_new_plans() -> None:
+def test_one_plan_serves_all_diagonals_and_intervals() -> None:
     x = torch.ones(4, 6, device=DEVICE)
     scale, found = torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)
     with plans_from_the_start():
@@ -245,13 +245,13 @@ def test_diagonals_and_intervals_are_no_new_plans() -> None:
             assert torch.equal(x.tril(number).cpu(), torch.ones(4, 6).tril(number))
             tracker = torch.ones((), dtype=torch.int32, device=DEVICE)
             torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, number)
-            assert tracker.item() == 2  # an interval of 1 has passed already, 2**40 does not in 32 bits
+            assert tracker.item() == 2  # counts on: it is past an interval of 1, and 2**40 exceeds 32 bits
         counts = plans.stats()
     assert counts["aten::tril"]["planner_calls"] == 1
     assert counts["aten::_amp_update_scale_"]["planner_calls"] == 1
 
 
-def test_static_numbers_reach_formulas_as_they_are() -> None:
+def test_static_numbers_reach_formulas_as_python_numbers() -> None:
     seen: list[Any] = []
 
     def formula(a: Any, n: Any, by: Any) -> Any:
@@ -282,8 +282,8 @@ def test_static_numbers_reach_formulas_as_they_are() -> None:
      ("div.Scalar_mode", torch.float64), ("index_add", torch.bool),
      ("special_zeta.self_scalar", torch.float32)],
 )  # fmt: skip
-def test_every_number(name: str, dtype: torch.dtype) -> None:
+def test_all_numbers_for_selected_operators(name: str, dtype: torch.dtype) -> None:
     (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
     outcome = compare(overload, DEVICE, [dtype])
-    assert outcome.has_sample or name.startswith("norm")  # which is refused in each
+    assert outcome.has_sample or name.startswith("norm")  # every call of norm is rejected
     assert not [one for one in outcome.findings if one.kind != "words"]

@@ -1,4 +1,4 @@
-"""CPU tensors without dimensions, which are numbers to planners, in every place that the schemas have for a tensor."""
+"""0-dimensional CPU tensors, which planners get as numbers, in place of each tensor argument of every operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER = torch.tensor(2.0)
 
 
 def places(arguments: list[Any], written: list[bool]) -> Iterator[list[Any]]:
-    """The arguments with a number in the place of one tensor, for each that is only read."""
+    """The arguments with a number in place of one tensor, for each tensor that is only read."""
     for position, value in enumerate(arguments):
         if written[position]:
             continue
@@ -41,7 +41,7 @@ def on_device_but_numbers(arguments: list[Any]) -> list[Any]:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Planners run at every call, and nothing is built or launched: results are whatever memory held."""
+    """Runs planners at every call without compiling or launching kernels. The values of results are undefined."""
     launch: Any = sys.modules["torch_backplane.planning.launch"]
     kept = plans.mode(), launch.compiled, _C.launch
     plans.set_mode("0")
@@ -54,8 +54,8 @@ def without_kernels() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_numbers_in_each_tensors_place(dtype: torch.dtype) -> None:
-    """What the CPU computes is not refused, what it refuses is refused alike; nothing speaks of planners' insides."""
+def test_numbers_in_place_of_each_tensor(dtype: torch.dtype) -> None:
+    """Calls succeed or raise the same type of error as on the CPU, or a RuntimeError about tensors on two devices."""
     from torch_backplane.planning import declare
 
     torch.bp.init()
@@ -76,7 +76,7 @@ def test_numbers_in_each_tensors_place(dtype: torch.dtype) -> None:
             calls += 1
             expected = outcome(call, fresh(given))
             if "oneDNN" in expected[1] or "ONEDNN" in expected[1]:
-                continue  # a library of the CPU's that was given what it does not take
+                continue  # oneDNN rejects the operands
             there = on_device_but_numbers(fresh(given))
             with without_kernels():
                 found = outcome(call, there)
@@ -98,7 +98,7 @@ def test_numbers_in_lists_of_tensors(name: str, dtype: torch.dtype) -> None:
     agrees(with_number, x, x + 1, fallbacks=None)
 
 
-def test_lists_of_different_lengths_are_refused_in_pytorchs_words() -> None:
+def test_lists_of_different_lengths_raise_the_cpus_errors() -> None:
     x = torch.ones(3)
     for function in (
         lambda x: torch._foreach_add([x, x], [x]),
@@ -126,7 +126,7 @@ def test_parameters_declared_by_an_alias_take_tensors_only() -> None:
     [(torch.float32, torch.float64), (torch.float32, torch.int64), (torch.int64, torch.float32)],
 )
 def test_clamp_between_numbers(dtype: torch.dtype, numbers_dtype: torch.dtype) -> None:
-    """Its meta function takes no CPU tensor beside another device's; with changing numbers, and ends out of order."""
+    """PyTorch's meta function of clamp rejects mixed devices, so planners must handle these. Bounds vary per call."""
     x = torch.arange(-6, 6).to(dtype)
     for low, high in ((-2, 3), (-4, 1), (3, -2), (0, 0)):
         for ends in (

@@ -1,4 +1,4 @@
-"""One or two of a family: reductions, factories, products, comparisons, random numbers."""
+"""Operators of several families: reductions, factories, products, comparisons, random numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_trace_count_nonzero_aminmax(dtype: torch.dtype) -> None:
     agrees(lambda x: tuple(x.aminmax(dim=1, keepdim=True)), x)
 
 
-def test_extremes_with_nan() -> None:
+def test_aminmax_with_nan() -> None:
     agrees(lambda x: tuple(x.aminmax(dim=0)), torch.tensor([[1.0, math.nan, 3.0], [2.0, 1.0, -math.inf]]))
     agrees(lambda x: x.trace(), torch.zeros(1, 5))
 
@@ -58,7 +58,7 @@ def test_logspace() -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "offset"), [(3, 4, 0), (5, 3, 1), (4, 6, -2), (3, 3, 7), (3, 3, -7), (0, 3, 0)]
 )
-def test_places_of_a_triangle(rows: int, columns: int, offset: int) -> None:
+def test_triangle_indices(rows: int, columns: int, offset: int) -> None:
     for function in (torch.tril_indices, torch.triu_indices):
         for _ in range(2):
             found = function(rows, columns, offset, device=DEVICE)
@@ -82,7 +82,7 @@ def test_equal() -> None:
     assert told["reasons"] == ["it runs code on the CPU, or reads a value there"]
 
 
-def test_normal_with_a_mean_and_a_deviation_for_each_element() -> None:
+def test_normal_with_tensors_of_means_and_deviations() -> None:
     mean, std = torch.full((50, 400), 3.0, device=DEVICE), torch.full((400,), 0.5, device=DEVICE)
 
     def draw() -> list[torch.Tensor]:
@@ -111,11 +111,11 @@ def test_normal_with_a_mean_and_a_deviation_for_each_element() -> None:
 
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="PyTorch's kernels have fused multiplications where they are compiled for processors that have them",
+    reason="PyTorch's CPU kernels use fused multiply-add only if compiled for AVX2 or AVX512",
 )
 @pytest.mark.parametrize("name", ["hermite_polynomial_h", "hermite_polynomial_he", "legendre_polynomial_p"])
-def test_recurrences_have_the_roundings_of_pytorchs(name: str) -> None:
-    """The terms cancel, so that another rounding is another number."""
+def test_polynomial_recurrences_round_as_on_the_cpu(name: str) -> None:
+    """The terms cancel, so another rounding gives another result."""
     torch.manual_seed(0)
     x, n = torch.rand(2000) * 4 - 2, torch.randint(0, 20, (2000,)).float()
     function = getattr(torch.special, name)

@@ -1,5 +1,4 @@
-"""Operators on hand-written kernels, on an OpenCL device: PyTorch's CPU results, twice (planned and replayed), without
-falling back."""
+"""Operators with hand-written kernels match PyTorch's CPU results, planned and replayed, without fallbacks."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def ints(high, *shape):
 
 
 def grads(function, *tensors):
-    """A function whose results are the gradients of `function`'s sum."""
+    """A call of a function that returns the result of `function` and the gradients of a weighted sum of it."""
 
     def run(*tensors):
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
@@ -150,7 +149,7 @@ def test_operator(name):
     expected = function(*arguments)
     place = device()
     on_device = tree_map(lambda t: t.to(place), arguments)
-    function(*on_device)  # whatever comes before may be planned, too
+    function(*on_device)  # plans all operators of the call
     before, counts = _C.fallback_counts(), plans.total()
     for _ in range(2):
         found = function(*on_device)
@@ -165,16 +164,16 @@ def test_operator(name):
         assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()
 
 
-def test_an_index_out_of_range_names_the_operator():
+def test_index_errors_name_the_operator():
     place = device()
     table, index = torch.randn(5, 4, device=place), torch.tensor([0, 7]).to(place)
     table.index_select(0, index)
     with pytest.raises(IndexError, match=r"index_select: index 7 is out of bounds for dimension with size 5"):
         torch.bp.synchronize(place)
-    torch.bp.synchronize(place)  # once is enough
+    torch.bp.synchronize(place)  # the error is raised once
     good = table.index_select(0, torch.tensor([1, 2]).to(place))
     assert good.shape == (2, 4)
     table.index_select(0, index)
     with pytest.raises(IndexError, match="index 7"):
         table.sum().item()
-    assert table.sum().item() == table.sum().item()  # the device works on
+    assert table.sum().item() == table.sum().item()  # the device keeps working

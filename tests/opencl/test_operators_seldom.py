@@ -1,4 +1,4 @@
-"""Operators that programs seldom call by name: of GLU's directional derivatives, sums with ReLU, older names."""
+"""Less common operators: Chebyshev polynomials, ldexp, forward derivatives of GLU, `_add_relu` and others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", "tuvw")
 @pytest.mark.parametrize("shifted", ["", "shifted_"])
-def test_chebyshev_polynomials_of_few_degrees_are_the_recurrence(shifted: str, kind: str) -> None:
-    """Which is exact where x is: at zeros a closed form is off by as much as the cosine of a rounded angle."""
+def test_chebyshev_polynomials_of_low_degree_use_the_recurrence(shifted: str, kind: str) -> None:
+    """The recurrence is exact for these x. At zeros, a closed form has the error of the cosine of a rounded angle."""
     function = getattr(torch.special, f"{shifted}chebyshev_polynomial_{kind}")
     x = torch.tensor([0.0, -0.0, 0.5, -0.5, 0.25, 0.75, 1.0, -1.0, 2.0])
     for degree in range(4 if shifted else 6):
@@ -26,7 +26,7 @@ def test_chebyshev_polynomials_of_few_degrees_are_the_recurrence(shifted: str, k
         agrees(lambda x, n=degree: function(x, n), x, rtol=1e-4, atol=1e-7 if kind in "uvw" and not shifted else 1e-4)
 
 
-def test_the_power_of_ldexp_has_a_dtype_of_its_own() -> None:
+def test_ldexp_with_exponents_of_other_dtypes() -> None:
     floats = had((torch.float16, torch.float32, torch.float64, torch.complex64))
     widest = had((torch.float64, torch.float32))[0]
     for x in (*(numbers(5, dtype=dtype) for dtype in floats), torch.arange(5), torch.tensor(True)):
@@ -42,7 +42,7 @@ def test_the_power_of_ldexp_has_a_dtype_of_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_ldexp_is_exact_for_any_exponent(dtype: torch.dtype) -> None:
-    """Of zeros and numbers below the least normal one, to powers beyond the dtype; beyond C's int exponents wrap."""
+    """Covers zeros, subnormal numbers, overflow and underflow. Exponents beyond C's int wrap."""
     (dtype,) = had((dtype,)) or pytest.skip(f"the device has no {dtype}")
     few = [0.0, -0.0, 1.0, -1.5, 3.0, 2.0**-149, 1.2345e-38, 3e38, torch.inf, -torch.inf, torch.nan]
     x = torch.tensor(few).to(dtype)
@@ -54,8 +54,8 @@ def test_ldexp_is_exact_for_any_exponent(dtype: torch.dtype) -> None:
     agrees(lambda x, e: x.ldexp_(e), x, torch.arange(len(x)) * 37 - 200, rtol=0, atol=0)
 
 
-def test_numbers_of_integers_stay_where_they_are() -> None:
-    """Where there is nothing to replace, PyTorch copies a tensor to itself: any strides are right."""
+def test_nan_to_num_of_integers_accepts_any_strides() -> None:
+    """Integers have no values to replace, so PyTorch copies the tensor to itself, and expanded tensors are accepted."""
     for dtype in (torch.bool, torch.int32):
         agrees(lambda x: x.expand(7).nan_to_num_(nan=5), torch.ones(1, dtype=dtype))
         agrees(lambda x: x.nan_to_num_(), torch.ones(4, 3, dtype=dtype).t())
@@ -63,20 +63,20 @@ def test_numbers_of_integers_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_glu_along_a_direction(dim: int, dtype: torch.dtype) -> None:
+def test_glu_jvp_and_backward_jvp(dim: int, dtype: torch.dtype) -> None:
     x, dx = numbers(4, 6, 8, dtype=dtype), numbers(4, 6, 8, dtype=dtype).flip(0)
     glu = torch.nn.functional.glu(x, dim)
     agrees(lambda *t: aten.glu_jvp(*t, dim), glu, x, dx)
     grad, step = numbers(*glu.shape, dtype=dtype), numbers(*glu.shape, dtype=dtype).flip(0)
 
     def along(grad: torch.Tensor, x: torch.Tensor, step: torch.Tensor, dx: torch.Tensor) -> torch.Tensor:
-        # The gradient that the CPU takes from its first argument is that of the other ones.
+        # The CPU reads the gradient from the first argument, so it must belong to the other arguments.
         return aten.glu_backward_jvp(aten.glu_backward(grad, x, dim), grad, x, step, dx, dim)
 
     agrees(along, grad, x, step, dx)
 
 
-def test_glu_along_a_direction_by_autograd() -> None:
+def test_glu_forward_mode_autograd() -> None:
     widest = had((torch.float64, torch.float32))[0]
     x, dx = numbers(4, 6, dtype=widest), numbers(4, 6, dtype=widest).flip(0)
 
@@ -99,7 +99,7 @@ def test_add_relu(dtype: torch.dtype) -> None:
     agrees(lambda a: aten._add_relu_(a, 2), a)
 
 
-def test_add_relu_of_infinities_and_two_dtypes() -> None:
+def test_add_relu_of_infinities_and_mixed_dtypes() -> None:
     agrees(lambda a: aten._add_relu(a, a), torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 1.0, -1.0]))
     agrees(lambda a, b: aten._add_relu(a, b), numbers(5), torch.arange(-2, 3))
     for wider in had((torch.float64,)):
@@ -110,7 +110,7 @@ def test_add_relu_of_infinities_and_two_dtypes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool], ids=str)
-def test_aminmax_by_its_older_name(dtype: torch.dtype) -> None:
+def test_private_aminmax(dtype: torch.dtype) -> None:
     x = numbers(3, 4, 5, dtype=dtype)
     agrees(lambda x: aten._aminmax(x), x)
     agrees(lambda x: aten._aminmax(x, 1), x)
@@ -126,17 +126,17 @@ def test_linear_combination(dtype: torch.dtype) -> None:
     coefficients = numbers(5, 4, dtype=dtype)
 
     def combine(x: torch.Tensor, c: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
-        # A coefficient for each slice: PyTorch reads beyond the ends where these are other than as many.
+        # One coefficient per slice: with another number, PyTorch reads out of bounds.
         return aten._compute_linear_combination(x, c[:, : x.shape[0]], **out)
 
     for shape in ((4,), (4, 3), (4, 3, 2)):
         agrees(combine, numbers(*shape, dtype=dtype), coefficients)
-    out = torch.ones(5, 3, dtype=dtype)  # to which they are added
+    out = torch.ones(5, 3, dtype=dtype)  # the combination is added to it
     agrees(lambda x, c, out: combine(x, c, out=out), numbers(4, 3, dtype=dtype), coefficients, out)
 
 
-def test_a_norm_of_one_number_is_its_absolute_value() -> None:
-    """Without the powers and roots of others, as in PyTorch."""
+def test_vector_norm_of_one_element_is_its_absolute_value() -> None:
+    """It is computed without powers and roots, as in PyTorch."""
     x = torch.tensor([[2.0], [-3.0], [0.0]])
     for order in (0, 0.001, 1, 2, torch.inf, -torch.inf, -1):
         for dtype in (torch.float32, torch.complex64, torch.float16):
@@ -144,12 +144,12 @@ def test_a_norm_of_one_number_is_its_absolute_value() -> None:
             agrees(lambda a, order=order: torch.linalg.vector_norm(a, order, keepdim=True), x[:1].to(dtype))
 
 
-def test_renorm_of_what_is_not_finite() -> None:
+def test_renorm_of_non_finite_values() -> None:
     x = torch.complex(torch.tensor([[1.0, -torch.inf], [0.3, 2.0]]), torch.tensor([[1.0, 0.5], [torch.nan, 0.5]]))
     agrees(lambda a: torch.view_as_real(torch.renorm(a, 2, 0, 1.0)), x)
 
 
-def test_the_sign_of_a_product_that_is_zero() -> None:
+def test_cumprod_keeps_the_sign_of_zero() -> None:
     x = torch.tensor([[-1.0], [0.0], [-3.0], [2.0], [-1.0]])
     for dtype in had((torch.float32, torch.float64, torch.float16)):
         expected, found = (x.to(device, dtype).cumprod(0).cpu() for device in ("cpu", "bp"))

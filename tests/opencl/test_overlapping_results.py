@@ -1,6 +1,7 @@
-"""`out=` with several elements in one place, with other arguments right and wrong: refused with the CPU's error, not
-where the CPU makes something else of it first. All operators of PyTorch's database that have such a form;
-nothing is built or launched.
+"""Tensors for `out=` with overlapping elements raise the same errors as on the CPU, or none where the CPU accepts them.
+
+The other arguments are valid, or one of them is invalid. Covers all operators with `out=` in PyTorch's operator
+database. No kernels are compiled or launched.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class Found(NamedTuple):
-    """An operator with `out=`, and a call of the one without."""
+    """An overload with `out=`, and a call of the overload without."""
 
     overload: Any
     arguments: tuple[Any, ...]
@@ -29,7 +30,7 @@ class Found(NamedTuple):
 
 
 def _with_results(function: Any) -> Any:
-    """The overload that takes the same and is given its results."""
+    """The overload with the same arguments and `out=`, if any."""
     names = [one.name for one in function._schema.arguments]
     packet = function.overloadpacket
     for name in packet.overloads():
@@ -47,7 +48,7 @@ def _written(overload: Any) -> list[str]:
 def found() -> list[Found]:
     def wanted(call: Call) -> bool:
         overload = _with_results(call.function)
-        if any(word in call.function.name() for word in LEFT_OUT):  # read what no kernel has written
+        if any(word in call.function.name() for word in LEFT_OUT):  # these read values that no kernel has written
             return False
         are_tensors = all(isinstance(one, torch.Tensor) for one in call.results)
         if lacks_a_dtype_of((call.arguments, call.named, call.results)):
@@ -62,7 +63,7 @@ def found() -> list[Found]:
 
 
 def calls(one: Found, other_shape: bool) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """The call itself, and calls of which one argument is wrong."""
+    """The valid call, and calls with one invalid argument."""
     yield "", one.arguments, one.named
     if other_shape:
         return
@@ -85,13 +86,13 @@ def _put(values: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
 def outcome(
     one: Found, arguments: tuple[Any, ...], named: dict[str, Any], device: str, other_shape: bool
 ) -> type[BaseException] | None:
-    """The type of the error."""
+    """The type of the error, or None."""
 
     def overlapping(result: torch.Tensor) -> torch.Tensor:
         shape: Any = result.shape if result.numel() > 1 and not other_shape else 3
         if other_shape and result.dim():
             shape = result.shape[0] + 4
-        # With room on both sides: some of the CPU's kernels write as if it were contiguous.
+        # With room on both sides: some CPU kernels write as if the tensor were contiguous.
         memory = torch.zeros(1 << 17, dtype=result.dtype, device=device)
         return memory[1 << 16 : (1 << 16) + 1].expand(shape)
 
@@ -105,8 +106,7 @@ def outcome(
     return None
 
 
-# Where the CPU does not look: it computes one result over the other, or writes beyond the tensor. bp has PyTorch's
-# error, as most operators have.
+# The CPU kernels of these do not check: they overwrite elements or write out of bounds. bp raises the usual error.
 _UNSEEN_BY_THE_CPU = {
     "bmm.out", "mv.out", "cummax.out", "cummin.out", "_softmax.out", "_softmax_backward_data.out", "_log_softmax.out",
     "linalg_vector_norm.out", "norm.out", "prod.int_out", "tril.out", "triu.out", "narrow_copy.out", "avg_pool3d.out",
@@ -147,7 +147,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("name", LOSSES)
-def test_of_losses_with_each_reduction(name: str, reduction: int) -> None:
+def test_losses_with_each_reduction(name: str, reduction: int) -> None:
     for shape in ((5,), (2, 3), ()):
         said = []
         for device in ("cpu", DEVICE):

@@ -28,7 +28,7 @@ def test_forward_and_backward(mode: str, rank: int, padding: tuple[int, ...]) ->
     agrees(lambda x: torch.nn.functional.pad(x, padding, mode), torch.randn(SHAPES[rank]).half())
 
 
-def test_one_element_is_replicated_everywhere() -> None:
+def test_replication_gradient_of_one_element() -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(torch.nn.functional.pad(x, (2, 3), "replicate").sum(), x)[0]
@@ -36,7 +36,7 @@ def test_one_element_is_replicated_everywhere() -> None:
     agrees(gradient, torch.ones(2, 1))
 
 
-def test_channels_last_and_nothing() -> None:
+def test_channels_last_and_empty_tensors() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     agrees(lambda x: torch.nn.functional.pad(x, (1, 1, 2, 2), "reflect"), x)
     agrees(lambda x: torch.nn.functional.pad(x, (1, 1), "replicate"), torch.zeros(0, 3, 4))
@@ -49,7 +49,7 @@ def test_errors_are_pytorchs() -> None:
 
 @pytest.mark.parametrize("mode", ["reflection", "replication"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_other_ranks_and_lists_are_refused(mode: str, rank: int) -> None:
+def test_invalid_ranks_and_padding_lists_are_errors(mode: str, rank: int) -> None:
     forward = getattr(torch.ops.aten, f"{mode}_pad{rank}d")
     backward = getattr(torch.ops.aten, f"{mode}_pad{rank}d_backward")
     for dims in range(7):

@@ -1,4 +1,4 @@
-"""What is planned, what is replayed, and what a plan must not remember."""
+"""Plans: which calls are planned or replayed, what belongs to a signature, and which planners are rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agreement import DEVICE, agrees
 
 from torch_backplane import _C, plans
 
-LIBRARY = torch.library.Library("backplane_plans", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY = torch.library.Library("backplane_plans", "FRAGMENT")  # never released: planners stay declared
 
 
 def counts(name: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def fresh() -> None:
     plans.set_mode("1")
 
 
-def test_the_second_call_is_a_replay() -> None:
+def test_second_call_is_a_replay() -> None:
     fresh()
     a, b = torch.ones(5, device=DEVICE), torch.ones(5, device=DEVICE)
     for _ in range(3):
@@ -33,7 +33,7 @@ def test_the_second_call_is_a_replay() -> None:
 
 
 @pytest.mark.parametrize("difference", ["size", "dtype", "stride", "alignment", "rank"])
-def test_what_a_planner_can_see_makes_another_plan(difference: str) -> None:
+def test_tensor_properties_are_part_of_the_signature(difference: str) -> None:
     fresh()
     other = {
         "size": torch.ones(6, device=DEVICE),
@@ -56,7 +56,7 @@ def test_sharing_memory_is_part_of_the_signature() -> None:
     torch.add(left, left)
     torch.add(left, whole[8:])
     assert counts("aten::add.Tensor")["planner_calls"] == 4
-    torch.add(apart, apart)  # shares as left and left do
+    torch.add(apart, apart)  # the same sharing as (left, left)
     assert counts("aten::add.Tensor")["planner_calls"] == 4
 
 
@@ -66,16 +66,16 @@ def test_numbers_are_passed_through() -> None:
     for alpha in (1, 2, 7):
         torch.testing.assert_close(torch.add(a, a, alpha=alpha).cpu(), torch.full((5,), 1.0 + alpha))
     torch.add(a, a, alpha=0.5)
-    assert counts("aten::add.Tensor")["planner_calls"] == 2  # a whole number, and one that is not
+    assert counts("aten::add.Tensor")["planner_calls"] == 2  # an integer and a float
     for factor in (2.0, 3.0):
         torch.testing.assert_close((a * factor).cpu(), torch.full((5,), factor))
     assert counts("aten::mul.Tensor")["planner_calls"] == 1
     for value in (torch.tensor(4.0), torch.tensor(5.0)):
         torch.testing.assert_close((a * value).cpu(), torch.full((5,), value.item()))
-    assert counts("aten::mul.Tensor")["planner_calls"] == 2  # a tensor takes part in type promotion as one
+    assert counts("aten::mul.Tensor")["planner_calls"] == 2  # a CPU tensor takes part in type promotion as a tensor
 
 
-def test_values_that_choose_are_part_of_the_signature() -> None:
+def test_option_values_are_part_of_the_signature() -> None:
     fresh()
     x = torch.linspace(-2, 2, 9, device=DEVICE)
     for approximate in ("none", "tanh"):
@@ -84,7 +84,7 @@ def test_values_that_choose_are_part_of_the_signature() -> None:
     assert counts("aten::gelu")["planner_calls"] == 2
 
 
-def test_a_plan_may_write_to_arguments_and_return_them() -> None:
+def test_plans_can_write_to_arguments_and_return_them() -> None:
     def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = a.mul_(b)
         assert c is a
@@ -110,7 +110,7 @@ def test_temporaries_and_operators_inside_a_planner_are_replayed() -> None:
     fresh()
     agrees(lambda t: torch._foreach_norm([t, t[0]]), torch.randn(3, 4))
     assert counts("aten::_foreach_norm.Scalar")["replays"] == 2
-    agrees(lambda t: t.tril(), torch.randn(5, 5))  # takes temporaries for the positions
+    agrees(lambda t: t.tril(), torch.randn(5, 5))
     assert counts("aten::tril")["replays"] == 2
 
 
@@ -124,7 +124,7 @@ def test_memory_of_a_replay_is_freed() -> None:
     assert torch.bp.memory_allocated(DEVICE) == before
 
 
-def test_plans_run_in_autograds_and_in_users_threads() -> None:
+def test_plans_run_in_autograd_and_user_threads() -> None:
     fresh()
     results: dict[int, torch.Tensor] = {}
 
@@ -167,13 +167,13 @@ def test_without_plans_planners_run_each_time() -> None:
     plans.set_mode("0")
     try:
         agrees(lambda a, b: a * b + a.sum(), torch.randn(7), torch.randn(7))
-        assert counts("aten::mul.Tensor")["planner_calls"] == 4  # as often as `agrees` calls it
+        assert counts("aten::mul.Tensor")["planner_calls"] == 4  # once per call in `agrees`
         assert counts("aten::mul.Tensor")["plans"] == 0
     finally:
         plans.set_mode("1")
 
 
-def test_checking_finds_a_planner_that_is_not_a_function_of_the_signature() -> None:
+def test_check_mode_detects_planners_that_depend_on_other_state() -> None:
     from torch_backplane.planning import Call, operator, run_pointwise
 
     fresh()
@@ -198,7 +198,7 @@ def test_checking_finds_a_planner_that_is_not_a_function_of_the_signature() -> N
         plans.clear()
 
 
-def test_checking_passes_for_what_is_declared() -> None:
+def test_check_mode_accepts_correct_planners() -> None:
     fresh()
     plans.set_mode("check")
     try:
@@ -208,7 +208,7 @@ def test_checking_passes_for_what_is_declared() -> None:
         plans.set_mode("1")
 
 
-def test_explain_tells_signature_steps_and_reasons() -> None:
+def test_explain_shows_signature_commands_and_reasons() -> None:
     fresh()
     a = torch.ones(3, 4, device=DEVICE)
     first = plans.explain(lambda: a.add_(1))
@@ -234,9 +234,9 @@ WAITING = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_what_is_done_before_and_after_waiting_for_a_number_is_replayed(name: str) -> None:
-    """Only the operator's own planner runs again, and it launches nothing itself."""
-    plans.set_mode("1")  # checking runs planners beside replays
+def test_work_before_and_after_a_synchronization_is_replayed(name: str) -> None:
+    """Only the planner of the operator itself runs again. The operators that it calls are replayed."""
+    plans.set_mode("1")  # check mode would also run the other planners
     for size in (40, 50, 60, 50):
         x = torch.randn(size, 6)
         torch.testing.assert_close(WAITING[name](x.to(DEVICE)).cpu(), WAITING[name](x))
@@ -246,17 +246,17 @@ def test_what_is_done_before_and_after_waiting_for_a_number_is_replayed(name: st
     assert sum("backplane::" in line for line in outcomes) >= 1
 
 
-def test_plans_are_bounded_and_the_oldest_go() -> None:
+def test_number_of_plans_is_bounded() -> None:
     fresh()
     x = torch.ones(3000, device=DEVICE)
     for size in range(1, 1100):
-        for _ in range(3):  # a dynamic-shape plan serves it, until it has one of its own
+        for _ in range(3):  # a dynamic-shape plan serves a size until it gets its own plan
             x[:size].abs()
     assert counts("aten::abs")["plans"] <= 1024
     assert counts("aten::abs")["evictions"] >= 1099 - 1024
 
 
-def test_settings_that_planners_read_make_new_plans() -> None:
+def test_configuration_changes_invalidate_plans() -> None:
     fresh()
     x = torch.ones(3, device=DEVICE)
     x.neg()
@@ -265,7 +265,7 @@ def test_settings_that_planners_read_make_new_plans() -> None:
     assert counts("aten::neg")["planner_calls"] == 2
 
 
-def test_overlapping_memory_is_refused_as_pytorch_does() -> None:
+def test_overlapping_memory_raises_pytorchs_errors() -> None:
     x = torch.ones(8, device=DEVICE)
     with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to"):
         x[1:].add_(x[:-1])
@@ -273,12 +273,12 @@ def test_overlapping_memory_is_refused_as_pytorch_does() -> None:
         x[:1].expand(4).add_(1)
 
 
-def test_errors_of_shape_are_pytorchs() -> None:
+def test_shape_errors_are_pytorchs() -> None:
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
         torch.ones(3, device=DEVICE) + torch.ones(4, device=DEVICE)
 
 
-def test_explanations_nest() -> None:
+def test_explain_can_be_nested() -> None:
     fresh()
     x = torch.ones(3, device=DEVICE)
     inner: list[str] = []
@@ -299,12 +299,12 @@ def test_explanations_nest() -> None:
     assert "aten" not in plans.explain(lambda: None)
 
 
-# --- what a planner has done cannot be done again
+# --- side effects of planners
 
 
 @pytest.mark.parametrize("mode", ["0", "1"])
 @pytest.mark.parametrize("effect", ["launch", "nested", "copy", "host", "fallback", "random", "nested random"])
-def test_a_planner_that_has_written_may_not_leave_the_call_to_the_cpu(effect: str, mode: str) -> None:
+def test_run_on_cpu_after_a_side_effect_is_an_error(effect: str, mode: str) -> None:
     from torch_backplane.planning import (
         Call,
         RunOnCPU,
@@ -349,7 +349,7 @@ def test_a_planner_that_has_written_may_not_leave_the_call_to_the_cpu(effect: st
         plans.set_mode("1")
 
 
-def test_a_planner_that_has_written_to_its_own_memory_may_leave_the_call_to_the_cpu() -> None:
+def test_run_on_cpu_after_writes_to_own_memory_falls_back() -> None:
     from torch_backplane.planning import Call, RunOnCPU, operator
 
     LIBRARY.define("early(Tensor self) -> Tensor")
@@ -358,14 +358,14 @@ def test_a_planner_that_has_written_to_its_own_memory_may_leave_the_call_to_the_
     @operator("backplane_plans::early", variants=False)
     def plan(call: Call, self: torch.Tensor) -> torch.Tensor:
         (self * 2.0).add_(self)
-        raise RunOnCPU("nothing of it is seen")
+        raise RunOnCPU("only temporaries were written")
 
     x = torch.ones(4, device=DEVICE)
     for _ in range(3):
         assert torch.ops.backplane_plans.early(x).tolist() == [2.0] * 4
 
 
-def test_a_planner_writes_only_to_what_the_schema_says() -> None:
+def test_writes_that_the_schema_does_not_declare_are_errors() -> None:
     from torch_backplane.planning import Call, operator
 
     LIBRARY.define("sly(Tensor self) -> Tensor")

@@ -1,4 +1,4 @@
-"""Pooling whose windows follow from sizes or are drawn, and its inverse; max pooling of rows."""
+"""Adaptive and fractional max pooling, unpooling, gradients of pooling, and max pooling of rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_adaptive_max_pool(dtype: torch.dtype) -> None:
     agrees(lambda x: gradient(lambda x: F.adaptive_max_pool1d(x, 4), x), numbers(2, 3, 9, dtype=dtype))
 
 
-def test_adaptive_max_pool_of_nan_layouts_and_nothing() -> None:
+def test_adaptive_max_pool_of_nan_channels_last_and_empty_tensors() -> None:
     x = numbers(2, 3, 8, 9)
     agrees(lambda x: F.adaptive_max_pool2d(torch.where(x > 1, torch.nan, x), 3, return_indices=True), x)
     agrees(lambda x: F.adaptive_max_pool2d(x.contiguous(memory_format=torch.channels_last), 3), x)
@@ -44,7 +44,7 @@ def test_adaptive_max_pool_of_nan_layouts_and_nothing() -> None:
         F.adaptive_max_pool2d(torch.zeros(2, 3, 0, 9, device=DEVICE), 3)
 
 
-def test_adaptive_avg_pool_to_results_that_were_given() -> None:
+def test_adaptive_avg_pool_out_variants() -> None:
     agrees(lambda x, out: aten.adaptive_avg_pool2d(x, [3, 5], out=out), numbers(2, 3, 8, 9), torch.empty(2, 3, 3, 5))
     agrees(lambda x, out: aten.adaptive_avg_pool3d(x, [2, 3, 4], out=out), numbers(2, 3, 4, 5, 6), torch.empty(0))
     agrees(
@@ -56,7 +56,7 @@ def test_adaptive_avg_pool_to_results_that_were_given() -> None:
 
 
 def test_fractional_max_pool_of_bfloat16() -> None:
-    """PyTorch draws with a bfloat16's precision, so that windows are others; but they are windows."""
+    """PyTorch computes window positions in bfloat16, so its windows differ. Values must still match their indices."""
     x, samples = numbers(2, 3, 6, 8, 9).bfloat16().to(DEVICE), torch.rand(2, 3, 3).bfloat16().to(DEVICE)
     values, indices = (one.cpu() for one in aten.fractional_max_pool3d(x, (2, 3, 2), (3, 4, 5), samples))
     assert torch.equal(x.cpu().flatten(2).gather(2, indices.flatten(2)).view_as(values), values)
@@ -94,7 +94,7 @@ def test_max_unpool(dtype: torch.dtype) -> None:
     agrees(lambda v, i: F.max_unpool3d(v, i, 2, output_size=(5, 7, 9)), values, indices)
 
 
-def test_max_unpool_has_pytorchs_errors() -> None:
+def test_max_unpool_raises_the_cpus_errors() -> None:
     x = numbers(2, 3, 4, 5)
     with pytest.raises(RuntimeError) as expected:
         aten.max_unpool2d(x, torch.zeros(2, 3, 4, 4, dtype=torch.int64), [8, 10])
@@ -106,7 +106,7 @@ def test_max_unpool_has_pytorchs_errors() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("planes", [(1, 3), (5, 16), (64,)], ids=str)
 def test_gradients_of_few_and_many_planes(planes: tuple[int, ...], dtype: torch.dtype) -> None:
-    """By elements of the image, or by the windows of a plane where they suffice."""
+    """A work item handles an image element, or the windows of a plane if there are enough planes."""
     poolings: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda x: F.max_pool2d(x, 3, 2),
         lambda x: F.max_pool2d(x, 2, 1, 1, ceil_mode=True),
@@ -118,7 +118,7 @@ def test_gradients_of_few_and_many_planes(planes: tuple[int, ...], dtype: torch.
     for size in ((9, 12), (7, 7), (16, 33)):
         image = torch.randn(*planes, *size, dtype=dtype)
         for pooling in poolings:
-            # In float64 on the CPU, which rounds each sum of half precision.
+            # The reference is in float64: in half precision, the CPU rounds each partial sum.
             here, there = image.to(torch.float64, copy=True).requires_grad_(), image.to(DEVICE).requires_grad_()
             result = pooling(here)
             gradient = torch.randn(result.shape, dtype=dtype)
@@ -128,8 +128,8 @@ def test_gradients_of_few_and_many_planes(planes: tuple[int, ...], dtype: torch.
             torch.testing.assert_close(there.grad.cpu(), here.grad.to(dtype))
 
 
-def test_an_index_beyond_the_plane_is_left_out() -> None:
-    """The CPU writes outside of the gradient, or says that memory is wrong."""
+def test_max_pool_backward_ignores_indices_out_of_range() -> None:
+    """The CPU kernel writes out of bounds, or reports corrupted memory."""
     image, gradient = torch.randn(64, 4, 4, device=DEVICE), torch.ones(64, 2, 2, device=DEVICE)
     for wrong in (-1, 16, 2**40):
         indices = torch.zeros(64, 2, 2, dtype=torch.int64, device=DEVICE)
@@ -145,11 +145,11 @@ WINDOWS = [(2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 1, 1), (2, 3, 1, 1), (3, 2, 1, 2),
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
 def test_max_pool_of_rows_of_every_length(dtype: torch.dtype) -> None:
-    """Places side by side are computed together, and again at the end of a row; those at the edges are not."""
+    """Rows are computed in vectors, the last of which overlaps the one before. Results at the edges are scalar."""
     generator = torch.Generator().manual_seed(0)
     for width in (1, 2, 3, 5, 7, 8, 9, 14, 15, 16, 17, 28, 33):
         for window, stride, padding, dilation in WINDOWS:
-            x = torch.randint(-3, 3, (2, 3, 4, width), generator=generator).to(dtype)  # many are equal
+            x = torch.randint(-3, 3, (2, 3, 4, width), generator=generator).to(dtype)  # with many ties
             if dtype.is_floating_point:
                 x[:, :, 1:3, width // 2 :: 5] = torch.nan
             for ceil_mode in (False, True):

@@ -1,4 +1,4 @@
-"""Positions in formulas: f.index(dim) is the place of an element along a dimension, without a tensor that holds it."""
+"""Positions in formulas: f.index(dim) is an element's index along a dimension, without an index tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = [(5,), (1,), (), (3, 4), (7, 40), (4, 1, 6), (2, 3, 33, 17), (2, 0, 3),
 
 @contextmanager
 def processor(kind: Any) -> Iterator[None]:
-    """With the text for this kind of device."""
+    """Generates kernels for this kind of device."""
     index = torch.device(DEVICE).index
     own = launch.dialect_of(index)
     launch._generated.clear()
@@ -39,7 +39,7 @@ def processor(kind: Any) -> Iterator[None]:
 
 
 def outputs_of(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """Contiguous, transposed, with gaps."""
+    """Contiguous and transposed outputs, and outputs with gaps."""
     yield torch.empty(shape, dtype=dtype, device=DEVICE)
     yield torch.empty(shape[::-1], dtype=dtype, device=DEVICE).permute(list(reversed(range(len(shape)))))
     yield torch.empty((*shape, 2), dtype=dtype, device=DEVICE)[..., 0]
@@ -63,7 +63,7 @@ def test_positions_in_every_layout(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_positions_beside_tensors_and_numbers(kind: str) -> None:
+def test_positions_with_tensors_and_numbers(kind: str) -> None:
     def formula(x: Any, factor: Any) -> Any:
         place = f.index(-1) - f.index(0) * 3 + f.index()
         return x * factor + place.to(torch.float32), f.index(-1) >= f.index(0)
@@ -81,7 +81,7 @@ def test_positions_beside_tensors_and_numbers(kind: str) -> None:
                 assert torch.equal(which.cpu(), (along(shape, -1) >= along(shape, 0)).expand(shape))
 
 
-def test_factories_launch_once_and_need_no_memory_besides() -> None:
+def test_factories_launch_one_kernel_and_allocate_only_the_result() -> None:
     x = torch.ones(20, 30, device=DEVICE)
     with plans_from_the_start():
         for make in (
@@ -96,7 +96,7 @@ def test_factories_launch_once_and_need_no_memory_besides() -> None:
             assert (told.count("→ launch"), told.count("→ allocate")) == (1, 1), told
 
 
-def test_where_there_are_no_positions() -> None:
+def test_invalid_uses_of_positions_are_errors() -> None:
     x, out = torch.ones(3, 4, device=DEVICE), torch.empty(3, device=DEVICE)
     for dim in (2, -3):
         with pytest.raises(IndexError, match=f"position in dimension {dim} of 2"):
@@ -123,7 +123,7 @@ def test_where_there_are_no_positions() -> None:
         torch_backplane.elementwise(lambda a: f.index().to(a.dtype) + a, name="positions")
 
 
-def test_the_text_is_the_same_for_every_dimension_and_shape() -> None:
+def test_kernel_text_is_the_same_for_every_dimension() -> None:
     def text(dim: int | None, dialect: Any, **layout: Any) -> str:
         options = {"inputs": [], "outputs": [torch.int64], "layout": Layout(**layout), "dialect": dialect}
         return pointwise("position", lambda: f.index(dim), **options).text

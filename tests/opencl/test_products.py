@@ -1,4 +1,4 @@
-"""Matrix products with an activation, with numbers that may be none of their dtype, and of long sums."""
+"""Matrix products with activations, of int8, with factors that the dtype cannot represent, and with long sums."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def whole(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", ["as it is", "generated", "a GPU's"])
-def test_products_of_bytes(way: str) -> None:
-    """Held against products of int64: the CPU's own are wrong about some strides of one row, and of one column."""
+def test_int8_products(way: str) -> None:
+    """The reference is an int64 product: the CPU's `_int_mm` is wrong for some strides of single rows and columns."""
 
     def check(a: torch.Tensor, b: torch.Tensor) -> None:
         expected = (a.long() @ b.long()).int()
@@ -88,7 +88,7 @@ NUMBERS = (2, -0.5, 2.7, 300, 40_000, 2**31, 1e10, 1e39, math.nan, math.inf, 1 +
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["addmm", "addmm.out", "addmv_", "baddbmm", "addbmm_"])
-def test_factors_that_are_no_numbers_of_the_dtype(name: str, dtype: torch.dtype) -> None:
+def test_factors_that_the_dtype_cannot_represent(name: str, dtype: torch.dtype) -> None:
     (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
     outcome = compare(overload, DEVICE, [dtype], NUMBERS)
     assert outcome.calls == 2 * len(NUMBERS)
@@ -118,11 +118,11 @@ CALLS: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_long_sums_where_work_items_run_in_lockstep(name: str, dtype: torch.dtype) -> None:
-    """In several shapes of one class, of which dynamic-shape plans are checked."""
+def test_long_sums_on_gpu_targets(name: str, dtype: torch.dtype) -> None:
+    """Uses several shapes of one class, so that check mode also checks dynamic-shape plans."""
     is_float = dtype.is_floating_point
     if not is_float and name in ("addmm", "activation", "addmv"):
-        pytest.skip("numbers that are no integers, or an activation")
+        pytest.skip("the call has fractional factors or an activation")
     wide = torch.float64 if is_float else dtype
     close = {"rtol": torch.finfo(dtype).eps * 2, "atol": 2e-4} if is_float else {}
     with target("gpu", compute_units=32):
@@ -134,7 +134,7 @@ def test_long_sums_where_work_items_run_in_lockstep(name: str, dtype: torch.dtyp
             torch.testing.assert_close(found, CALLS[name](a.to(wide), b.to(wide)).to(dtype), **close)
 
 
-def test_a_matrix_by_a_vector_keeps_what_is_no_number_and_what_is_lost() -> None:
+def test_matrix_vector_products_with_nan_infinity_and_cancellation() -> None:
     a = torch.zeros(6, 3000)
     a[0, 7], a[1, 2900], a[2, 5], a[2, 2999], a[3, :2], a[4, 3] = (
         math.nan,

@@ -1,4 +1,4 @@
-"""What is known of results' shapes without asking PyTorch's meta kernels in Python again, of one call after another."""
+"""Shape rules give the shapes of results after PyTorch's Python meta kernel has run once per kind of call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ shape_rules = importlib.import_module("torch_backplane.planning.shape_rules")
 
 Shapes = Sequence[tuple[int, ...]]
 
-# Each with the shapes of its tensors, call by call; the first one is what PyTorch is asked of.
+# (name, function, shapes of the tensors in each call). PyTorch's meta kernel runs for the first call.
 CASES: list[tuple[str, Callable[..., Any], Sequence[Shapes]]] = [
     ("relu", torch.relu, [[(3, 4)], [(4, 5)], [(1, 7)], [(0, 2)]]),
     ("abs", torch.abs, [[(3, 4)], [(5, 1)]]),
@@ -76,7 +76,7 @@ def tensors(shapes: Shapes, layout: str, seed: int) -> list[torch.Tensor]:
 
 
 def outcome(function: Callable[..., Any], given: Sequence[torch.Tensor], device: str) -> Any:
-    """(shape, strides, dtype) of each result, or the error's type and words."""
+    """(shape, strides, dtype) of each result and the results, or the type and message of the error."""
     try:
         results = function(*(tensor.to(device) for tensor in given))
     except Exception as error:
@@ -87,7 +87,7 @@ def outcome(function: Callable[..., Any], given: Sequence[torch.Tensor], device:
 
 @contextmanager
 def asked() -> Iterator[list[str]]:
-    """The overloads whose meta kernels are called."""
+    """Records the overloads whose meta kernels are called."""
     names: list[str] = []
     original = Call._meta_of
 
@@ -102,7 +102,7 @@ def asked() -> Iterator[list[str]]:
         Call._meta_of = original  # type: ignore[method-assign]
 
 
-# The CPU's kernels for channels last have other strides than PyTorch's meta kernels.
+# The CPU's kernels for channels last return other strides than PyTorch's meta kernels.
 OF_ITS_OWN = ("channel_shuffle", "pixel_shuffle")
 LAYOUTS = [
     (case, layout)
@@ -128,14 +128,14 @@ def test_results_and_errors_are_the_cpus(case: int, layout: str) -> None:
                 torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
-def test_pytorch_is_asked_once_of_each_kind() -> None:
+def test_meta_kernels_run_once_per_kind_of_call() -> None:
     with plans_from_the_start(), asked() as names:
         plans.set_mode("0")
         shape_rules._dtypes.clear()
         for size in (3, 4, 5):
             torch.relu(torch.ones(size).to("bp:0"))
         assert names == ["aten.relu.default"]
-        torch.relu(torch.ones(3, 3).to("bp:0"))  # of another number of dimensions
+        torch.relu(torch.ones(3, 3).to("bp:0"))  # another rank
         torch.relu(torch.ones(3, dtype=torch.float16).to("bp:0"))
         assert names == ["aten.relu.default"] * 3
         for size in (3, 4):
@@ -143,7 +143,7 @@ def test_pytorch_is_asked_once_of_each_kind() -> None:
         assert names[3:] == ["aten.relu.default", "aten.relu_.default"]
 
 
-def test_a_rule_that_does_not_hold_is_not_used() -> None:
+def test_incorrect_rules_are_not_used() -> None:
     rule = shape_rules.RULES["take"]
     x, index = torch.arange(5.0, device="bp:0"), torch.tensor([1, 2], device="bp:0")
     (form,) = (cell.cell_contents for cell in planned["aten::take"].__closure__ if isinstance(cell.cell_contents, Form))
@@ -160,8 +160,8 @@ def test_a_rule_that_does_not_hold_is_not_used() -> None:
         assert names.count("aten.take.default") == 2
 
 
-def test_a_first_backward_pass_does_without_sympy() -> None:
-    """PyTorch's own meta functions import it, which takes as long as PyTorch itself."""
+def test_first_backward_pass_does_not_import_sympy() -> None:
+    """PyTorch's meta functions would import SymPy, which takes as long as `import torch`."""
     program = (
         "import sys, torch; x = torch.randn(5, 6, device='bp', requires_grad=True); (x * 2).sum().backward(); "
         "x.grad.zero_(); torch.bp.synchronize(); sys.exit('sympy' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Reductions over no elements: the identity, without a fallback, and PyTorch's errors where there is none."""
+"""Reductions over no elements return the identity without a fallback, or raise PyTorch's error if there is none."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ OF_REAL_NUMBERS: dict[str, Callable[..., object]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*REDUCTIONS, *OF_NUMBERS, *OF_REAL_NUMBERS])
-def test_the_identity(name: str, dtype: torch.dtype) -> None:
+def test_reductions_over_no_elements_return_the_identity(name: str, dtype: torch.dtype) -> None:
     if (name in OF_NUMBERS and not (dtype.is_floating_point or dtype.is_complex)) or (
         name in OF_REAL_NUMBERS and not dtype.is_floating_point
     ):
-        pytest.skip(f"PyTorch has no {name} of {dtype}")
+        pytest.skip(f"PyTorch does not support {name} of {dtype}")
     function = (REDUCTIONS | OF_NUMBERS | OF_REAL_NUMBERS)[name]
     for shape, dim in (((0, 3), 0), ((0, 3), 1), ((2, 0, 3), 1), ((2, 0, 3), -1), ((0,), 0)):
         agrees(lambda x: function(x, dim), torch.zeros(shape, dtype=dtype))  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_of_all_elements(dtype: torch.dtype) -> None:
+def test_reductions_of_whole_empty_tensors(dtype: torch.dtype) -> None:
     agrees(lambda x: (x.sum(), x.prod(), x.any(), x.all(), x.count_nonzero()), torch.zeros(0, 3, dtype=dtype))
     if dtype not in (torch.bool, torch.complex64):
         agrees(lambda x: x.trace(), torch.zeros(0, 3, dtype=dtype))
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-def test_variances_are_nan() -> None:
+def test_variances_over_no_elements_are_nan() -> None:
     for function in (torch.var, torch.std, torch.var_mean, torch.std_mean):
         agrees(lambda x: function(x, 0), torch.zeros(0, 3))  # noqa: B023
         agrees(lambda x: function(x, 0, correction=0), torch.zeros(0, 3))  # noqa: B023
         agrees(function, torch.zeros(0))
 
 
-def test_results_that_were_given() -> None:
+def test_out_variants() -> None:
     agrees(lambda x, out: torch.sum(x, 0, out=out), torch.zeros(0, 3), torch.ones(3))
     agrees(lambda x, out: torch.sum(x, 0, out=out), torch.zeros(0, 3), torch.ones(6)[::2])
 
@@ -80,16 +80,16 @@ EXTREMES: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", EXTREMES)
-def test_nothing_has_no_extreme(name: str) -> None:
+def test_extremes_of_no_elements_are_errors(name: str) -> None:
     refused_alike(EXTREMES[name], torch.zeros(0, 3))
 
 
-def test_an_extreme_of_no_rows() -> None:
+def test_extremes_of_no_rows() -> None:
     agrees(lambda x: (x.amax(1), x.amin(1), x.argmax(1), *x.max(1), *x.aminmax(dim=1)), torch.zeros(0, 3))
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_losses_of_nothing(reduction: str) -> None:
+def test_losses_of_empty_tensors(reduction: str) -> None:
     functional = torch.nn.functional
     for loss in (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.soft_margin_loss):
         agrees(lambda a, b: loss(a, b, reduction=reduction), torch.zeros(0, 3), torch.ones(0, 3))  # noqa: B023
@@ -120,8 +120,8 @@ OVER_A_LIST: dict[str, Callable[..., object]] = {
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("name", OVER_A_LIST)
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-def test_a_list_of_no_dimensions(name: str, keepdim: bool) -> None:
-    """All of them, or none, or what cannot be: as PyTorch says, for any rank, and of nothing."""
+def test_empty_list_of_dimensions(name: str, keepdim: bool) -> None:
+    """It means all dimensions, no dimensions, or an error, as on the CPU, for any rank and for empty tensors."""
     numbers = torch.tensor([1.0, torch.nan, 3.0, 4.0])
     for x in (numbers, numbers.view(2, 2), numbers[3], numbers[:1], numbers[:0], numbers[:0].view(2, 0), numbers.int()):
 

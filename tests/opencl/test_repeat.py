@@ -23,7 +23,7 @@ def test_repeat_interleave(repeats: list[int], dtype: torch.dtype) -> None:
     agrees(lambda r: torch.repeat_interleave(r[::2]), given)
 
 
-def test_repeat_interleave_of_all_and_gradients() -> None:
+def test_repeat_interleave_of_scalar_repeats_and_gradients() -> None:
     agrees(lambda x: x.repeat_interleave(3, 1), numbers((4, 5)))
 
     def gradient(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
@@ -33,12 +33,12 @@ def test_repeat_interleave_of_all_and_gradients() -> None:
     agrees(gradient, numbers((4, 3)), torch.tensor([2, 0, 3]))
 
 
-def test_repeat_interleave_refuses_negative_counts() -> None:
+def test_repeat_interleave_rejects_negative_repeats() -> None:
     with pytest.raises(RuntimeError, match="repeats can not be negative"):
         torch.repeat_interleave(torch.tensor([1, -1, 3], device=DEVICE))
 
 
-def test_repeat_interleave_of_another_size_or_negative_numbers() -> None:
+def test_repeat_interleave_with_output_size_reports_errors_at_synchronization() -> None:
     torch.repeat_interleave(torch.tensor([3, -1, 1], device=DEVICE), output_size=3)
     with pytest.raises(RuntimeError, match="repeats can not be negative"):
         torch.accelerator.synchronize(DEVICE)

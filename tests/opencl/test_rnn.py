@@ -1,4 +1,4 @@
-"""Recurrent layers: a product for all steps and a kernel for each, or whole layers of the host's."""
+"""Recurrent layers: one product for the inputs of all steps and kernels for each step, or whole layers on the host."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def pairs(kind: str, *sizes: int, dtype: torch.dtype = torch.float32, **named: Any) -> tuple[nn.RNNBase, nn.RNNBase]:
-    """The same module on the CPU and on the device."""
+    """A module on the CPU and its copy on the device."""
     module = KINDS[kind](*sizes, **named).to(dtype)
     return module, copy.deepcopy(module).to(DEVICE)
 
 
 def everything(module: nn.RNNBase, x: torch.Tensor, states: Any = None) -> list[torch.Tensor]:
-    """Results, and the gradients of what all of them come to."""
+    """The results, and the gradients of a weighted sum of all of them."""
     x = x.detach().requires_grad_()
     out, last = module(x) if states is None else module(x, states)
     results = [out, *(last if isinstance(last, tuple) else (last,))]
@@ -77,7 +77,7 @@ def test_results_and_gradients_are_the_cpus(kind: str, way: str) -> None:
 
 
 @kinds
-def test_states_that_are_given_have_gradients(kind: str) -> None:
+def test_initial_states_have_gradients(kind: str) -> None:
     module, ours = pairs(kind, 3, 4, 2)
     x, states = torch.randn(5, 2, 3), [torch.randn(2, 2, 4) for _ in range(2 if kind == "LSTM" else 1)]
     found = []
@@ -99,7 +99,7 @@ def test_other_dtypes(kind: str, dtype: torch.dtype) -> None:
 
 
 @kinds
-def test_without_gradients_nothing_is_saved_for_them(kind: str) -> None:
+def test_inference_without_gradients(kind: str) -> None:
     module, ours = pairs(kind, 5, 7)
     x = torch.randn(64, 3, 5)
     on_device = x.to(DEVICE)
@@ -118,7 +118,7 @@ def test_layouts_and_lengths_change_between_calls(kind: str, way: str) -> None:
     rows = {"LSTM": 4, "GRU": 3}.get(kind, 1) * 4
 
     def spread(*shape: int) -> torch.Tensor:
-        """With gaps, and in another order."""
+        """A tensor with gaps and permuted strides."""
         return torch.randn(*shape[::-1], 2)[..., 0].permute(*range(len(shape) - 1, -1, -1))
 
     def run() -> None:
@@ -144,7 +144,7 @@ def test_layouts_and_lengths_change_between_calls(kind: str, way: str) -> None:
 
 
 def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """With its strides, and no history."""
+    """A detached copy with the same strides."""
     return placed(tensor.detach(), device)
 
 
@@ -155,7 +155,7 @@ def test_gradients_of_gradients(kind: str) -> None:
     x = torch.randn(3, 2, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
 
     def of_both(x: torch.Tensor) -> torch.Tensor:
-        """The state depends on the input: neither's gradient may be counted twice."""
+        """The state depends on the input: neither gradient must be counted twice."""
         hidden = x.sum(0)[None, :, :1].expand(1, 2, 3).contiguous()
         out: torch.Tensor = ours(x, (hidden, 2 * hidden) if kind == "LSTM" else hidden)[0]
         return out
@@ -165,7 +165,7 @@ def test_gradients_of_gradients(kind: str) -> None:
 
 
 @kinds
-def test_what_only_the_composition_serves_is_composed(kind: str) -> None:
+def test_packed_sequences_and_transforms_are_composed(kind: str) -> None:
     module, ours = pairs(kind, 3, 4)
     x, direction = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
     packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
@@ -201,7 +201,7 @@ def test_autocast_computes_in_its_dtype(kind: str) -> None:
 
 
 @kinds
-def test_bad_calls_have_pytorchs_errors_and_good_ones_go_on(kind: str) -> None:
+def test_invalid_calls_raise_and_later_calls_work(kind: str) -> None:
     module, ours = pairs(kind, 3, 4)
     good, bad = torch.randn(5, 2, 3), torch.randn(5, 2, 4)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_bad_calls_have_pytorchs_errors_and_good_ones_go_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_cells_of_sizes_that_do_not_fit_are_refused(cell: str) -> None:
+def test_fused_cells_reject_mismatched_sizes(cell: str) -> None:
     aten = torch.ops.aten
     gates, fused = (4, aten._thnn_fused_lstm_cell) if cell == "lstm" else (3, aten._thnn_fused_gru_cell)
 
@@ -239,7 +239,7 @@ def test_cells_of_sizes_that_do_not_fit_are_refused(cell: str) -> None:
         fused(*good[:2], made(2, 5, dtype=torch.float16), *good[3:])
 
 
-def test_cells_are_one_kernel_beside_products() -> None:
+def test_cells_launch_one_kernel_in_addition_to_products() -> None:
     for cell, states in ((nn.LSTMCell(5, 7), 2), (nn.GRUCell(5, 7), 1)):
         ours = copy.deepcopy(cell).to(DEVICE)
 
@@ -254,7 +254,7 @@ def test_cells_are_one_kernel_beside_products() -> None:
 
 @kinds
 @pytest.mark.parametrize("bias", [True, False])
-def test_layers_of_the_hosts_are_steps_of_plans(kind: str, bias: bool) -> None:
+def test_host_layers_are_replayed(kind: str, bias: bool) -> None:
     needs_sight()
     _, ours = pairs(kind, 5, 7, bias=bias)
     plans.clear()
@@ -269,7 +269,7 @@ def test_layers_of_the_hosts_are_steps_of_plans(kind: str, bias: bool) -> None:
         assert not found["unplannable_calls"], found["reasons"]
 
 
-def test_steps_compute_where_onednn_is_switched_off() -> None:
+def test_layers_work_with_onednn_disabled() -> None:
     needs_sight()
     module, ours = pairs("LSTM", 5, 7)
     plans.clear()
@@ -288,7 +288,7 @@ def test_steps_compute_where_onednn_is_switched_off() -> None:
 
 @kinds
 @pytest.mark.parametrize("first", [True, False])
-def test_another_library_may_compute_the_gradients(kind: str, first: bool) -> None:
+def test_backward_can_use_another_implementation_than_forward(kind: str, first: bool) -> None:
     module, ours = pairs(kind, 5, 7)
     x = torch.randn(4, 3, 5)
     module(x)[0].sin().sum().backward()
@@ -305,7 +305,7 @@ def test_another_library_may_compute_the_gradients(kind: str, first: bool) -> No
 
 
 @kinds
-def test_a_gpus_steps_are_a_product_and_a_kernel(kind: str) -> None:
+def test_gpu_steps_launch_a_product_and_a_kernel(kind: str) -> None:
     _, ours = pairs(kind, 5, 7)
     with target("gpu"), torch.no_grad():
         said = plans.explain(ours, torch.randn(4, 3, 5, device=DEVICE))

@@ -1,4 +1,4 @@
-"""Cumulative operators: what the CPU computes, along any dimension and of any strides."""
+"""Cumulative operators match the CPU's results along any dimension and for any strides."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_infinities_and_nan(name: str, dim: int) -> None:
     agrees(lambda x: OPERATORS[name](x, dim), x)
 
 
-def test_the_last_of_equals_counts() -> None:
+def test_cummax_returns_the_last_of_equal_elements() -> None:
     agrees(lambda x: (x.cummax(0), x.cummin(1)), torch.tensor([[1.0, 1, 2], [1, 1, 1], [0, 2, 2]]))
 
 
-def test_strides_dtypes_and_places_of_results() -> None:
+def test_strides_dtypes_and_out_variants() -> None:
     x = values((6, 20, 4), torch.float32)
     agrees(lambda x: x.transpose(0, 2).cumsum(1), x)
     agrees(lambda x: x[:, ::3].cummax(1), x)
@@ -91,9 +91,9 @@ def test_gradients(name: str) -> None:
         result = result if isinstance(result, torch.Tensor) else result[0]
         return torch.autograd.grad((result * result.detach()).sum(), x)[0]
 
-    agrees(gradient, values((5, 9), torch.float32), fallbacks=None)  # flip may fall back
+    agrees(gradient, values((5, 9), torch.float32), fallbacks=None)  # flip can fall back
 
 
-def test_a_long_sum_is_exact() -> None:
+def test_long_sums_are_accurate() -> None:
     x = torch.full((3, 1_000_003), 0.1)
     assert (x.to(DEVICE).cumsum(1).cpu().double()[:, -1] - x.double().sum(1)).abs().max() < 0.005

@@ -1,6 +1,6 @@
-"""One size of one tensor is another one: the device refuses what the CPU refuses, with an error of the same type.
+"""Calls with one changed size of one tensor: the device raises where the CPU does, with the same type of error.
 
-A sample; `python -m torch_backplane conformance --sizes` goes through all of the operator database.
+This is a sample. `python -m torch_backplane conformance --sizes` covers the whole operator database.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_refused_alike(name: str) -> None:
+def test_mismatched_sizes_raise_the_same_errors(name: str) -> None:
     op, device = load(OP_DB)[name], torch.device("bp", 0)
     result = check_sizes(op, torch.float32, Settings(sizes=True, samples=2), device, lambda text: None)
     assert [finding for finding in result.findings if finding.fails] == []
@@ -31,8 +31,8 @@ def test_refused_alike(name: str) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_batch_norm_of_one_number(momentum: float, training: bool) -> None:
-    """The variance that runs becomes NaN, as it is divided by one less than the count."""
+def test_batch_norm_of_one_element(momentum: float, training: bool) -> None:
+    """The running variance becomes NaN, because it is divided by the count minus one."""
     found = []
     for device in ("cpu", "bp:0"):
         one = torch.ones(1, device=device)

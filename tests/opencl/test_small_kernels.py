@@ -1,5 +1,6 @@
-"""One small call of each kind of kernel: what `make test-oclgrind` runs on a simulator that reports races between work
-items and accesses out of bounds. Slow per element, so the tensors are small.
+"""One small call of each kind of kernel, for `make test-oclgrind`.
+
+Oclgrind simulates kernels, and reports data races and out-of-bounds accesses. It is slow, so the tensors are small.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ F = torch.nn.functional
 
 
 def gradient(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """The gradient of the result's weighted sum by the first argument."""
+    """A function that returns the gradient of the result's weighted sum with respect to the first argument."""
 
     def of(first: torch.Tensor, *rest: Any) -> torch.Tensor:
         first = first.detach().requires_grad_()
@@ -79,7 +80,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "transposed copy": (lambda x: x.t().contiguous(), lambda: (torch.randn(40, 37),)),
     "attention": (F.scaled_dot_product_attention, lambda: tuple(torch.randn(1, 2, 20, 8) for _ in range(3))),
     "attention, backward": (
-        gradient(lambda x: F.scaled_dot_product_attention(*x.unbind(), is_causal=True) / 300),  # cotangents up to 320
+        gradient(lambda x: F.scaled_dot_product_attention(*x.unbind(), is_causal=True) / 300),  # the weights reach 320
         lambda: (torch.randn(3, 1, 2, 20, 8),),
     ),
     "attention, gradient of a mask": (

@@ -1,4 +1,4 @@
-"""Kernels for devices that can do little compute what others do: small groups, little local memory, few arguments."""
+"""Kernels for devices with small limits match the CPU: small work groups, little local memory, few arguments."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 @pytest.mark.parametrize(
     ("kind", "figures"), [*(("gpu", one) for one in TARGETS), ("cpu", "small groups"), ("cpu", "one item in a group")]
 )
-def test_results_are_those_of_the_cpu(kind: str, figures: str, name: str) -> None:
+def test_results_match_the_cpu(kind: str, figures: str, name: str) -> None:
     function, make = CALLS[name]
     with target(kind, **TARGETS[figures]):
         agrees(function, *make(), fallbacks=None, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("most", [256, 512, 1024, 4096])
-def test_steps_of_optimizers_take_as_many_launches_as_arguments_need(most: int) -> None:
+def test_optimizer_steps_with_limited_argument_size(most: int) -> None:
     def stepped(device: str) -> list[torch.Tensor]:
         parameters = [(torch.arange(3.0 + i) + 1).to(device).requires_grad_() for i in range(11)]
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
@@ -91,7 +91,7 @@ def test_steps_of_optimizers_take_as_many_launches_as_arguments_need(most: int) 
         torch.testing.assert_close(stepped(DEVICE), stepped("cpu"))
 
 
-def test_a_kernel_beyond_a_limit_is_refused_when_it_is_planned() -> None:
+def test_kernels_that_exceed_a_limit_raise_when_planned() -> None:
     x = torch.ones(8, device=DEVICE)
 
     def give(names: int) -> None:

@@ -1,4 +1,4 @@
-"""Sorting and what is found by it: order, ties, NaN, dimensions and strides as on the CPU."""
+"""Sorting and selection: order, ties, NaN, dimensions and strides as on the CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sort_is_stable(dtype: torch.dtype, descending: bool) -> None:
         agrees(lambda x: x.sort(dim=-1, descending=descending, stable=True), values((3, size), dtype))
 
 
-def test_extremes_of_integers() -> None:
+def test_extreme_integers() -> None:
     least, most = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
     x = torch.tensor([most, least, 0, -1, most, 1, least] * 5)
     agrees(lambda x: [y.sort(stable=True, descending=d) for y in (x, x.int()) for d in (False, True)], x)
@@ -52,7 +52,7 @@ def test_dimensions(shape: tuple[int, ...]) -> None:
     agrees(lambda x: x.msort(), x)
 
 
-def test_a_long_row() -> None:
+def test_long_rows() -> None:
     torch.manual_seed(2)
     agrees(lambda x: x.sort(stable=True), torch.randint(1000, (300_001,)))
     agrees(lambda x: x.sort(stable=True), torch.rand(300_001))
@@ -60,13 +60,13 @@ def test_a_long_row() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_every_length(dtype: torch.dtype) -> None:
-    """Merged, sorted by digits, kept in heaps: sizes on both sides of where one takes over from the other, in turns."""
+    """Sizes on both sides of the switches between merge sort, radix sort and heaps, in turns."""
     for rows, size in ((2, 255), (2, 256), (1, 4095), (3, 8200), (1, 12), (2, 9000), (1, 300), (9, 1023), (3, 1024)):
         x = values((rows, size), dtype)
         agrees(lambda x: x.sort(dim=-1, stable=True), x)
         agrees(lambda x: x.sort(dim=0, descending=True, stable=True), x.T)
         if dtype == torch.bool:
-            continue  # which the CPU has no topk and no kthvalue of
+            continue  # the CPU has no topk and kthvalue of bool
         for k in {1, min(size, 40), size // 32, size // 20, size // 3, size} - {0}:
             largest = k % 2 == 0
             found = x.to(DEVICE).topk(k, largest=largest)
@@ -78,8 +78,8 @@ def test_rows_of_every_length(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.float64, torch.uint8], ids=str)
-def test_few_of_rows_in_any_order(dtype: torch.dtype) -> None:
-    """Where every element gives way to the next one, none does, and all are equal."""
+def test_topk_of_sorted_reversed_and_constant_rows(dtype: torch.dtype) -> None:
+    """Each element replaces a kept one, none does, or all are equal."""
     row = torch.arange(20_000).div(100, rounding_mode="floor").to(dtype)
     for x in (torch.stack([row, row.flip(0), torch.zeros_like(row)]), row[None, :4100], row.flip(0)[None]):
         for k, largest in ((1, True), (50, True), (50, False), (256, True), (257, True), (2, False)):
@@ -89,7 +89,7 @@ def test_few_of_rows_in_any_order(dtype: torch.dtype) -> None:
             assert torch.equal(found.indices.cpu(), order.indices[:, :k]), (k, largest)
 
 
-def test_strides_and_places_of_results() -> None:
+def test_strides_and_out_variants() -> None:
     x = values((20, 30))
     agrees(lambda x: x.t().sort(dim=0, stable=True), x)
     agrees(lambda x: x[:, ::3].sort(dim=1, stable=True), x)
@@ -111,7 +111,7 @@ def test_topk(dtype: torch.dtype, largest: bool) -> None:
     agrees(lambda x: x[0, 0].topk(1), x)
 
 
-def test_topk_refuses_more_than_there_are() -> None:
+def test_topk_rejects_k_out_of_range() -> None:
     with pytest.raises(RuntimeError, match="selected index k out of range"):
         torch.ones(3, device=DEVICE).topk(4)
 
@@ -157,7 +157,7 @@ def test_gradients(name: str) -> None:
     agrees(gradient, distinct(4, 30))
 
 
-def test_a_kth_value_cannot_be_written_to_what_is_read() -> None:
+def test_kthvalue_rejects_out_that_overlaps_the_input() -> None:
     x = distinct(10).to(DEVICE)
     with pytest.raises(RuntimeError, match="refer to a single memory location"):
         torch.kthvalue(x, 5, out=(x, torch.empty(0, dtype=torch.int64, device=DEVICE)))

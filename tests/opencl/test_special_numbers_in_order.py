@@ -1,4 +1,4 @@
-"""NaN, zeros of both signs and infinities where order or equality decides: along each dimension, as on the CPU."""
+"""NaN, signed zeros and infinities in operators that depend on order or equality give the CPU's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [
     [0.0, -0.0, 0.0, -0.0, 0.0, -0.0],
 ]
 
-# Of a tensor and a dimension. What is not determined, such as which of several NaN is found, is left out.
+# Functions of a tensor and a dimension. Unspecified results, such as which of several NaN is returned, are left out.
 ALONG: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "sort": lambda x, dim: torch.sort(x, dim=dim, stable=True),
     "sort descending": lambda x, dim: torch.sort(x, dim=dim, descending=True, stable=True),
@@ -67,7 +67,7 @@ WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def agree(function: Callable[..., Any], x: torch.Tensor, *arguments: Any) -> None:
-    """With signs of zeros."""
+    """Compares the values and the signs of zeros."""
     expected = function(x, *arguments)
     for _ in range(2):
         found = function(x.to(DEVICE), *arguments)
@@ -89,13 +89,13 @@ def test_along_a_dimension(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", WHOLE)
-def test_of_all_elements(name: str, dtype: torch.dtype) -> None:
+def test_over_all_elements(name: str, dtype: torch.dtype) -> None:
     for row in ROWS:
         agree(WHOLE[name], torch.tensor(row, dtype=dtype))
 
 
-def test_nan_stay_apart_in_unique_rows() -> None:
-    """As PyTorch's own test has it."""
+def test_nan_values_are_distinct_in_unique_along_a_dimension() -> None:
+    """As in PyTorch's own test."""
     x = torch.tensor([NAN, 0, 0, NAN, NAN, 1], device=DEVICE)
     values, inverse, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
     torch.testing.assert_close(values.cpu(), torch.tensor([NAN, 0, NAN, NAN, 1]), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Fourier transforms: every length and dimension, by the host, by passes, in local memory, by a convolution."""
+"""Fourier transforms of many lengths and dimensions: on the host, in passes, in local memory, and by convolution."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def computed_by(way: str) -> Iterator[None]:
 
 
 def close_to_doubles(function: Callable[..., torch.Tensor], x: torch.Tensor) -> None:
-    """As near to what doubles give as the CPU, but for a few roundings."""
+    """Checks that the error against float64 is the CPU's within a few roundings, and that the strides are equal."""
     wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
     expected, cpu, found = function(wide), function(x), function(x.to(DEVICE))
     assert (found.dtype, found.shape, found.stride()) == (cpu.dtype, cpu.shape, cpu.stride())
     scale = max(expected.abs().max().item(), 1e-30)
     error, usual = ((one.cpu() - expected).abs().max().item() / scale for one in (found, cpu))
-    # Of doubles, the CPU's error is not known.
+    # For float64, the CPU's error is not known.
     assert error <= 8 * max(usual, 2 * torch.finfo(x.dtype).eps), (tuple(x.shape), error, usual)
 
 
-# Each radix alone, several of them, lengths for local memory and beyond it, primes that are no radix, their squares.
+# Single radices, products, lengths that fit local memory or exceed it, and other primes and their squares.
 LENGTHS = [*range(1, 18), 19, 32, 37, 60, 97, 100, 169, 243, 289, 1000, 1009, 2048, 2310, 4096, 30030]
-# Of doubles, which differ in their numbers and in how much local memory holds: a radix of each kind, a prime, passes.
+# For float64, where constants and the limit of local memory differ: one radix of each kind, a prime, and passes.
 OF_DOUBLES = [1, 5, 8, 15, 16, 37, 243, 1009, 2048, 30030]
 
 
@@ -83,7 +83,7 @@ def test_several_dimensions_and_layouts(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["default", "generated", "local memory"])
-def test_gradients_and_results_that_are_given(way: str) -> None:
+def test_gradients_and_out_variants(way: str) -> None:
     torch.manual_seed(0)
 
     def gradients(x: torch.Tensor) -> list[torch.Tensor]:
@@ -111,7 +111,7 @@ def test_gradients_and_results_that_are_given(way: str) -> None:
                 assert one.stride() == other.stride()
 
 
-def test_good_and_bad_calls_take_turns() -> None:
+def test_alternating_valid_and_invalid_calls() -> None:
     x = torch.randn(4, 6, dtype=torch.complex64)
     bad: list[tuple[Callable[[torch.Tensor], Any], type[Exception]]] = [
         (lambda x: torch.fft.fft(x, n=0), RuntimeError),

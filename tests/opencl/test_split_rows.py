@@ -1,4 +1,4 @@
-"""Softmax and norms of few long rows and channels, which GPUs divide among groups: as exact as in one launch."""
+"""Softmax and norms of few long rows and channels, which GPU targets split among work groups, are accurate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbers(*shape: int, seed: int = 0, offset: float = 0.0) -> torch.Tensor:
 
 
 def gradients(function: Function, grad: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-    """The result and the gradients of the floating tensors."""
+    """The result and the gradients of all tensors."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     result = function(*leaves)
     return [result.detach(), *torch.autograd.grad(result, leaves, grad.to(result.dtype))]
@@ -37,7 +37,7 @@ def of_softmax(dim: int, log: bool) -> Function:
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
-# Few of each, and long, so that the kernels of one launch would be few groups.
+# Few and long rows, for which kernels of a single launch would have few work groups.
 SOFTMAX = {
     "one row": ((20_011,), -1),
     "few rows": ((3, 9_000), -1),
@@ -61,7 +61,7 @@ NORMS: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
     "batch norm of columns": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [(3_000, 5), (5,), (5,)]),
     "batch norm alone": (lambda x: F.batch_norm(x, None, None, training=True), [(2, 3, 9_000)]),
 }
-MANY_SETS = {  # of which only the gradients of weights are long sums
+MANY_SETS = {  # only their gradients of weights are long sums
     "layer norm of rows", "layer norm of few columns", "RMS norm of rows", "group norm of channels",
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ def gpu(**figures: Any) -> Iterator[None]:
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The error by the norm of what is exact."""
+    """The norm of the error, relative to the exact result's norm. NaN and infinities must be equal."""
     assert found.shape == exact.shape
     assert torch.equal(found.cpu().isnan(), exact.isnan())
     known = exact.isfinite()
@@ -84,7 +84,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def is_exact(function: Function, *tensors: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """Result and gradients on the device are as close to float64's as the CPU's are, within a unit."""
+    """Checks that the result and the gradients are as close to float64's as the CPU's, within one eps (float64: 32)."""
     tensors = tuple(tensor.to(dtype) for tensor in tensors)
     grad = numbers(*tensors[0].shape, seed=9).to(dtype)
     exact = gradients(function, grad.double(), *(tensor.double() for tensor in tensors))
@@ -116,8 +116,8 @@ def test_norms(case: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", [*SOFTMAX, *NORMS])
-def test_they_are_divided_among_groups(case: str) -> None:
-    """Without that, the other tests here are about nothing: one launch does it on the device as it is."""
+def test_rows_are_split_among_work_groups(case: str) -> None:
+    """Otherwise the other tests here would not test split rows, as the device's own target uses a single launch."""
     function, shapes = NORMS[case] if case in NORMS else (of_softmax(SOFTMAX[case][1], False), [SOFTMAX[case][0]])
     tensors = [numbers(*shape).to(DEVICE) for shape in shapes]
     with gpu(), torch.autograd.set_multithreading_enabled(False):
@@ -125,10 +125,10 @@ def test_they_are_divided_among_groups(case: str) -> None:
     forward, *backward = [one for one in explained.split("\n\n") if "norm" in one or "softmax" in one]
     assert backward, explained
     for one in backward if case in MANY_SETS else (forward, *backward):
-        assert "_team_" in one, one  # a reduction
+        assert "_team_" in one, one  # a reduction by teams of work items
 
 
-def test_processors_of_many_units_divide_them_too() -> None:
+def test_cpu_targets_with_many_units_split_rows() -> None:
     with target("cpu", compute_units=1024):
         is_exact(of_softmax(-1, False), numbers(2, 70_001) * 3)
         is_exact(of_softmax(0, True), numbers(70_001, 9) * 3)
@@ -138,7 +138,7 @@ def test_processors_of_many_units_divide_them_too() -> None:
     assert "bp_softmax_rows_chunks on" in explained
 
 
-# What is not a number, or infinite, or as far from the rest as can be.
+# NaN, infinities and values far from the others, by position.
 SPECIAL = {
     "NaN": {0: math.nan},
     "NaN at the end": {-1: math.nan},
@@ -153,7 +153,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("case", SPECIAL)
-def test_softmax_of_special_numbers(case: str, log: bool) -> None:
+def test_softmax_of_special_values(case: str, log: bool) -> None:
     x = numbers(3, 9_000)
     for at, value in SPECIAL[case].items():
         x[1, at] = value
@@ -164,14 +164,14 @@ def test_softmax_of_special_numbers(case: str, log: bool) -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, -1e38, 88.0])
-def test_softmax_of_one_number(value: float, log: bool) -> None:
+def test_softmax_of_constant_rows(value: float, log: bool) -> None:
     with gpu():
         is_exact(of_softmax(-1, log), torch.full((2, 9_000), value))
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_softmax_of_rows_that_go_up(log: bool) -> None:
-    """Each is the greatest so far, so that what went before is scaled again and again, or never."""
+def test_softmax_of_increasing_rows(log: bool) -> None:
+    """Each element is a new maximum, so the running sum is rescaled again and again, or never."""
     for step in (1e-4, 0.01, 1.0, 17.0):
         with gpu():
             is_exact(of_softmax(-1, log), torch.arange(9_000.0).mul(step).expand(2, -1).contiguous())
@@ -179,9 +179,9 @@ def test_softmax_of_rows_that_go_up(log: bool) -> None:
 
 @pytest.mark.parametrize("case", SPECIAL)
 @pytest.mark.parametrize("norm", ["layer norm alone", "RMS norm of a row", "batch norm alone", "group norm alone"])
-def test_norms_of_special_numbers(norm: str, case: str) -> None:
+def test_norms_of_special_values(norm: str, case: str) -> None:
     if case == "one that is far above":
-        pytest.skip("its square is infinite in float32")
+        pytest.skip("its square overflows float32")
     function, shapes = NORMS[norm]
     x, *rest = (numbers(*shape, seed=i) for i, shape in enumerate(shapes))
     for at, value in SPECIAL[case].items():
@@ -194,7 +194,7 @@ def test_norms_of_special_numbers(norm: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["layer norm alone", "batch norm alone", "group norm alone", "layer norm of rows"])
-def test_norms_of_numbers_far_from_zero(norm: str) -> None:
+def test_norms_of_values_far_from_zero(norm: str) -> None:
     function, shapes = NORMS[norm]
     x, *rest = (numbers(*shape, seed=i) for i, shape in enumerate(shapes))
     with gpu():
@@ -202,7 +202,7 @@ def test_norms_of_numbers_far_from_zero(norm: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_running_statistics_move(kept: torch.dtype) -> None:
+def test_running_statistics_are_updated(kept: torch.dtype) -> None:
     x = numbers(4, 3, 60, 50, offset=2.0)
     mean, var = numbers(3), numbers(3).abs()
     x = x.to(torch.float64 if kept == torch.float64 else x.dtype if kept == torch.float32 else kept)
@@ -210,7 +210,7 @@ def test_running_statistics_move(kept: torch.dtype) -> None:
     def found(device: str) -> Tensors:
         running = [one.to(device, kept, copy=True) for one in (mean, var)]
         results = torch.ops.aten.native_batch_norm(x.to(device), None, None, *running, True, 0.3, 1e-3)
-        # Both in one tensor, and every second element of one.
+        # The same tensor for mean and variance, and a strided one.
         same, apart = running[0].clone(), torch.ones(6, device=device, dtype=kept)[::2]
         torch.ops.aten.native_batch_norm(x.to(device), None, None, same, same, True, 0.3, 1e-3)
         torch.ops.aten.native_batch_norm(x.to(device), None, None, apart, apart.clone(), True, 0.3, 1e-3)
@@ -220,7 +220,7 @@ def test_running_statistics_move(kept: torch.dtype) -> None:
     with gpu():
         own = found(DEVICE)
     for one, wanted in zip(own, found("cpu"), strict=True):
-        # PyTorch saves the statistics of bfloat16 in it where the running ones are.
+        # PyTorch saves the statistics of bfloat16 in bfloat16 if the running ones are bfloat16.
         wide = {"rtol": 2e-2, "atol": 2e-2, "check_dtype": False} if kept == torch.bfloat16 else {}
         torch.testing.assert_close(one, wanted, **wide)
 
@@ -244,7 +244,7 @@ def test_batch_norm_backward(training: bool, mask: list[bool]) -> None:
 
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, True], [True, False, True]], ids=str)
 @pytest.mark.parametrize("norm", ["layer", "group"])
-def test_some_of_the_gradients(norm: str, mask: list[bool]) -> None:
+def test_subsets_of_gradients(norm: str, mask: list[bool]) -> None:
     x, grad = numbers(200, 6, 70), numbers(200, 6, 70, seed=1)
     sets, weights = ([200, 6, 1], (70,)) if norm == "layer" else ([200, 2], (6,))
     mean, rstd = numbers(*sets, seed=2), numbers(*sets, seed=3).abs()

@@ -1,4 +1,4 @@
-"""Plans do nothing in vain: no step whose effect nobody sees."""
+"""Plans contain no dead steps, whose effects are not observable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_backplane.planning.declare import find
 
 
 def found_in(function: Callable[[], object]) -> list[str]:
-    """Plans with steps that are dead, and which."""
+    """The dead steps in the plans of a call."""
     with plans_from_the_start():
         told = plans_in(plans.explain(function))
     return [f"{plan.operator}: {line}, in {plan.lines}" for plan in told for line in dead_steps(plan.lines)]

@@ -1,4 +1,4 @@
-"""bincount, histc."""
+"""bincount and histc."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch
 def test_bincount(dtype: torch.dtype, weights: torch.dtype | None, minlength: int) -> None:
     torch.manual_seed(1)
     if weights not in (None, torch.float32):
-        need(torch.float64)  # which the result has
+        need(torch.float64)  # the dtype of the result
     x = torch.randint(100, (500,)).to(dtype)
     given = [] if weights is None else [numbers((500,)).round().to(weights)]
     agrees(lambda x, *w: torch.bincount(x, *w, minlength=minlength), x, *given)
@@ -31,7 +31,7 @@ def test_bincount(dtype: torch.dtype, weights: torch.dtype | None, minlength: in
     agrees(lambda x, *w: torch.bincount(x[::2], *(one[::2] for one in w), minlength=minlength), x, *given)
 
 
-def test_bincount_refuses() -> None:
+def test_bincount_rejects_invalid_input() -> None:
     for x in (torch.tensor([1, -1]), torch.ones(2, 2, dtype=torch.int64), torch.ones(2)):
         with pytest.raises(RuntimeError) as expected:
             torch.bincount(x)
@@ -56,7 +56,7 @@ def test_histc(dtype: torch.dtype, bins: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 def test_histc_of_integers_is_computed_in_integers(dtype: torch.dtype) -> None:
-    """As on CUDA; the CPU has none. The places are exact, where float64 would find another bin at some borders."""
+    """As on CUDA; the CPU has no such kernel. Bins are exact, where float64 would give another bin at some borders."""
     experts = torch.tensor([0, 3, 3, 1, 7, 2, 0, 0, 9, 100]).to(dtype)
     x = experts.to("bp")
     _C.reset_fallback_counts()
@@ -76,12 +76,12 @@ def test_histc_of_integers_is_computed_in_integers(dtype: torch.dtype) -> None:
     assert not _C.fallback_counts()
 
 
-def test_histc_leaves_out_what_is_beyond_and_nan() -> None:
+def test_histc_ignores_nan_and_values_out_of_range() -> None:
     x = torch.tensor([math.nan, -math.inf, math.inf, 0.0, 1.0, 2.0, -1e-30, 2.0000002, 1.9999999])
     agrees(lambda x: torch.histc(x, 4, 0, 2), x)
 
 
-def test_histc_refuses() -> None:
+def test_histc_rejects_invalid_arguments() -> None:
     cases = [([1.0, math.nan], {}), ([1.0, math.inf], {}), ([1.0], {"min": 3, "max": 1}), ([1.0], {"bins": 0})]
     for values, options in cases:
         x = torch.tensor(values)

@@ -1,4 +1,4 @@
-"""torch.bp.set_sync_debug_mode: what makes the host wait is told, by the operator's name."""
+"""torch.bp.set_sync_debug_mode reports synchronizing operations by the operator's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mode(chosen: int | str) -> Iterator[None]:
 
 
 def run(function: Callable[[torch.Tensor], object], x: torch.Tensor, chosen: str) -> list[str]:
-    """What is told of a call in a mode."""
+    """The warnings or the error of a call in a mode."""
     with mode(chosen), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -59,7 +59,7 @@ NEED_NOT: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WAIT)
-def test_what_waits_is_told(name: str) -> None:
+def test_synchronizing_operations_are_reported(name: str) -> None:
     function, operator = WAIT[name]
     x = torch.randn(4, 5, device=DEVICE)
     function(x)
@@ -74,14 +74,14 @@ def test_what_waits_is_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEED_NOT)
-def test_what_does_not_wait_is_not_told(name: str) -> None:
+def test_other_operations_are_not_reported(name: str) -> None:
     x = torch.randn(4, 5, device=DEVICE)
-    NEED_NOT[name](x)  # plans are made, and kernels built
+    NEED_NOT[name](x)  # makes plans and compiles kernels
     for chosen in ("warn", "error"):
         assert run(NEED_NOT[name], x, chosen) == []
 
 
-def test_an_error_comes_before_anything_is_copied() -> None:
+def test_errors_are_raised_before_a_copy() -> None:
     x, there = torch.randn(4, 5, device=DEVICE), torch.zeros(4, 5)
     with mode("error"):
         with pytest.raises(RuntimeError, match="synchronizing"):

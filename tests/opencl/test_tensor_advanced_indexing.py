@@ -1,4 +1,4 @@
-"""put_, index_reduce, and numbers that are elements of what is written."""
+"""put_, index_reduce, and in-place operators whose operands overlap the written tensor."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_put(dtype: torch.dtype, accumulate: bool) -> None:
     agrees(lambda x, i, s: x[0, 0].put_(i[0, 0] * 0, s[0, 0], accumulate), x, index, source)
 
 
-def test_put_adds_what_meets() -> None:
+def test_put_accumulates_duplicate_indices() -> None:
     agrees(lambda x, i, s: x.put_(i, s, accumulate=True), numbers((9,)), torch.arange(60) % 4, numbers((60,)))
 
 
-def test_put_refuses() -> None:
+def test_put_rejects_invalid_indices() -> None:
     x = torch.zeros(3, device=DEVICE)
     with pytest.raises(IndexError, match="same number of elements"):
         x.put_(torch.tensor([1], device=DEVICE), torch.ones(2, device=DEVICE))
@@ -73,7 +73,7 @@ def test_index_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> No
 
 
 def overlaps(device: str, length: int) -> dict[str, Callable[[], object]]:
-    """Calls that write to a tensor where an index, a mask or the values are in its memory, too."""
+    """Calls that write to a tensor whose memory also holds an index, a mask or the values."""
     numbers = torch.zeros(length + 1, dtype=torch.int64, device=device)
     mask = torch.ones(length, dtype=torch.bool, device=device)
     other = torch.zeros(length, dtype=torch.bool, device=device)
@@ -106,7 +106,7 @@ def overlaps(device: str, length: int) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
-def test_what_is_written_is_read_nowhere_else(length: int) -> None:
+def test_overlapping_operands_are_rejected_as_on_the_cpu(length: int) -> None:
     for _ in range(2):
         ours, refused = overlaps(DEVICE, length), 0
         for name, call in overlaps("cpu", length).items():
@@ -116,7 +116,7 @@ def test_what_is_written_is_read_nowhere_else(length: int) -> None:
         assert refused >= 10
 
 
-# In place, with an element of the tensor itself for the number.
+# In-place calls whose number is an element of the tensor itself.
 WITH_ITS_OWN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "index_fill_ of no dimensions": lambda x, i: x[0].index_fill_(0, i[:1] * 0, x[0]),
     "index_fill_": lambda x, i: x.index_fill_(0, i, x[1]),
@@ -137,8 +137,8 @@ WITH_ITS_OWN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WITH_ITS_OWN)
-def test_a_number_that_is_an_element_of_what_is_written(name: str) -> None:
-    """Taken, or refused, as on the CPU."""
+def test_number_that_is_an_element_of_the_written_tensor(name: str) -> None:
+    """It is accepted or rejected as on the CPU."""
 
     def after(device: str, *indices: int) -> list[float] | str:
         x = torch.tensor([1.0, 2.0, -3.0, 4.0], device=device)

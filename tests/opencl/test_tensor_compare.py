@@ -41,7 +41,7 @@ def test_isin_of_two_dtypes() -> None:
     agrees(lambda x, t: torch.isin(x, t), torch.arange(9.0), torch.tensor([1, 300]).repeat(300))
 
 
-def test_isin_refuses_bools() -> None:
+def test_isin_rejects_bools() -> None:
     for size in (0, 3):
         bools = torch.zeros(size, dtype=torch.bool)
         for elements in (2, True, 0.5, torch.ones(2), torch.ones(2, dtype=torch.int64), bools):
@@ -49,8 +49,8 @@ def test_isin_refuses_bools() -> None:
         refused_alike(torch.isin, bools, torch.ones(2, dtype=torch.int64))
 
 
-def test_isin_says_first_what_pytorch_says_first() -> None:
-    """Of a dtype that it does not take, then of `out`, and only then of dtypes that have none in common."""
+def test_isin_checks_arguments_in_pytorchs_order() -> None:
+    """It reports an unsupported dtype first, then `out`, and then dtypes without a common dtype."""
     some = {dtype: torch.ones(2).to(dtype) for dtype in (torch.bool, torch.uint16, torch.uint32, torch.int32)}
     for a in some.values():
         for b in some.values():

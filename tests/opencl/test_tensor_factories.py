@@ -1,4 +1,4 @@
-"""Tensors made from numbers, new ones and into `out=`, on the device and without the CPU."""
+"""Factory functions, with and without `out=`, match the CPU without fallbacks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def same(make: Callable[..., torch.Tensor], **options: Any) -> None:
-    """New, into an empty `out=`, and into one with strides: what the CPU gives, without asking it."""
+    """Compares a new tensor, an empty `out=` and a strided `out=` with the CPU's result, without fallbacks."""
     gives(make(**options), make, **options)
 
 
 def gives(want: torch.Tensor, make: Callable[..., torch.Tensor], **options: Any) -> None:
-    """The same with what is wanted."""
+    """Like `same`, with the expected result."""
     before = sum(_C.fallback_counts().values())
     spaced = torch.zeros(*want.shape, 2, dtype=want.dtype, device=DEVICE)
     found = [
@@ -39,31 +39,31 @@ def gives(want: torch.Tensor, make: Callable[..., torch.Tensor], **options: Any)
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 1000])
-def test_spaced_numbers(steps: int, dtype: torch.dtype) -> None:
+def test_linspace_and_logspace(steps: int, dtype: torch.dtype) -> None:
     same(lambda **options: torch.linspace(-1.5, 7, steps, **options), dtype=dtype)
 
     def powers(**options: Any) -> torch.Tensor:
         return torch.logspace(-1.5, 2, steps, base=2, **options)
 
-    # Of small floats what the CPU gives in float64: it makes the steps between exponents in their own dtype.
+    # For 16-bit dtypes, the reference is float64: the CPU computes the steps between exponents in 16 bits.
     gives(powers(dtype=torch.float64).to(dtype) if dtype.itemsize == 2 else powers(dtype=dtype), powers, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize("shape", [(0,), (1,), (5,), (3, 7), (7, 3), (0, 4)], ids=str)
-def test_identities(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_eye(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     same(lambda **options: torch.eye(*shape, **options), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-def test_ranges(dtype: torch.dtype) -> None:
+def test_arange_and_range(dtype: torch.dtype) -> None:
     same(lambda **options: torch.arange(2, 19, 3, **options), dtype=dtype)
     with pytest.warns(UserWarning, match="torch.range is deprecated"):
         same(lambda **options: torch.range(2, 20, 3, **options), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64], ids=str)
-def test_one_value_everywhere(dtype: torch.dtype) -> None:
+def test_zeros_ones_and_full(dtype: torch.dtype) -> None:
     same(lambda **options: torch.zeros(3, 5, **options), dtype=dtype)
     same(lambda **options: torch.ones(3, 5, **options), dtype=dtype)
     same(lambda **options: torch.full((3, 5), 1, **options), dtype=dtype)
@@ -75,7 +75,7 @@ DTYPES = [None, torch.int64, torch.int32, torch.uint8, *FLOATS]
 
 
 def drawn(random: Random) -> Callable[..., torch.Tensor]:
-    """A range with extreme ends, steps and dtypes, of few elements, or of so many that there is no memory for them."""
+    """A range with extreme ends, steps and dtypes, with few elements or too many for memory."""
     numbers = random.choice([INTEGERS, NUMBERS, [*INTEGERS, *NUMBERS]])
     name = random.choice(["arange", "arange", "range", "linspace", "logspace"])
     options: dict[str, Any] = {"dtype": random.choice(had(DTYPES))}
@@ -88,13 +88,13 @@ def drawn(random: Random) -> Callable[..., torch.Tensor]:
         end = start + random.choice([-1, 1]) * random.choice([0, 1, 2, 3]) * random.choice([step, 1])
         given = [start, max(min(end, 2**63 - 1), -(2**63)) if isinstance(end, int) else end, step]
         if name == "range" and -1 < step < 1:
-            given[2] = 2  # in integers the CPU's process ends at it
+            given[2] = 2  # in integer dtypes, it crashes the CPU's process
     return lambda **where: getattr(torch, name)(*given, **options, **where)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ranges_at_the_ends_of_numbers() -> None:
-    """As many elements as the CPU has, and refused alike, with numbers that overflow, round, or are none."""
+def test_random_ranges_with_extreme_numbers() -> None:
+    """Sizes, values and errors are the CPU's, with numbers that overflow, are rounded, or are NaN."""
     random, made = Random(torch.initial_seed()), 0
     for _ in range(300):
         make = drawn(random)
@@ -131,8 +131,8 @@ def test_ranges_whose_length_or_step_is_not_exact(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated")
-def test_a_range_in_steps_of_less_than_an_integer() -> None:
-    """Division by zero, which ends the CPU's process."""
+def test_integer_range_with_fractional_step_is_an_error() -> None:
+    """It is a division by zero, which crashes the process on the CPU."""
     for dtype in (torch.uint8, torch.int64):
         with pytest.raises(RuntimeError, match="step must be nonzero"):
             torch.range(1.0, 2.0, 0.5, dtype=dtype, device=DEVICE)
@@ -143,7 +143,7 @@ def test_a_range_in_steps_of_less_than_an_integer() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 100, 5000])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
-def test_every_permutation_has_each_number_once(n: int, dtype: torch.dtype) -> None:
+def test_permutations_contain_each_number_once(n: int, dtype: torch.dtype) -> None:
     for _ in range(3):
         found = torch.randperm(n, dtype=dtype, device=DEVICE)
         assert found.dtype == dtype
@@ -175,7 +175,7 @@ def test_permutations_are_equally_likely() -> None:
     assert all(130 < count < 270 for count in counts.values()), counts
 
 
-def test_permutations_refuse() -> None:
+def test_randperm_rejects_invalid_sizes() -> None:
     with pytest.raises(RuntimeError, match="negative"):
         torch.randperm(-1, device=DEVICE)
     with pytest.raises(RuntimeError, match="n cannot be greater than 2049"):

@@ -32,7 +32,7 @@ def test_flip(dims: tuple[int, ...]) -> None:
     agrees(lambda x: x.flip(dims), X.transpose(0, 2)[::2])
 
 
-def test_nothing_and_no_dimensions() -> None:
+def test_empty_and_zero_dimensional_tensors() -> None:
     for x in (torch.zeros(0, 3), torch.zeros(2, 0)):
         agrees(lambda x: (x.roll(1, 0), x.roll(2), x.flip(1)), x)
     agrees(lambda x: (x.flip(0), x.roll(1)), torch.tensor(3.0))
@@ -40,7 +40,7 @@ def test_nothing_and_no_dimensions() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex128], ids=str)
-def test_pixel_shuffle_and_its_reverse(dtype: torch.dtype) -> None:
+def test_pixel_shuffle_and_pixel_unshuffle(dtype: torch.dtype) -> None:
     x = torch.arange(2 * 18 * 4 * 6).view(2, 18, 4, 6).to(dtype)
     agrees(lambda x: torch.nn.functional.pixel_shuffle(x, 3), x)
     agrees(lambda x: torch.nn.functional.pixel_unshuffle(x, 2), x.transpose(2, 3)[:, :, 2:])
@@ -56,6 +56,6 @@ def test_pixel_shuffle_and_its_reverse(dtype: torch.dtype) -> None:
 def test_narrow_copy() -> None:
     agrees(lambda x: (torch.narrow_copy(x, 1, 1, 2), torch.narrow_copy(x.mT, -1, -3, 2)), X)
     agrees(lambda x: torch.narrow_copy(x, 0, 1, 0), X)
-    # The CPU writes to out= as if it were contiguous.
+    # The CPU kernel writes to out= as if it were contiguous.
     contiguous = torch.contiguous_format
     agrees(lambda x: torch.narrow_copy(x, 0, 1, 2, out=torch.zeros_like(x[:2], memory_format=contiguous)), X.bfloat16())

@@ -1,5 +1,6 @@
-"""Operands in another order than the results go through tiles: where work items run in lockstep in local memory, and
-where they are threads in registers.
+"""Operands whose dimensions are in another order than the result's are read through tiles.
+
+GPU targets keep tiles in local memory, CPU targets in registers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 
 def tile(out: torch.Tensor, *inputs: torch.Tensor, dialect: OpenCLC = GPU) -> tuple[int, ...]:
-    """The dimension, width and height; () where there is none."""
+    """(dimension, width, height) of the tile; () if there is none."""
     return pointwise_geometry([out], list(inputs), [], 4, dialect)[0][4]
 
 
@@ -40,7 +41,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(-99, 99, shape).to(dtype)
 
 
-# --- which calls have tiles
+# --- calls that use tiles
 
 
 @pytest.mark.parametrize(
@@ -59,36 +60,36 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         ((100, 70), (0, 1), torch.float32, ()),
     ],
 )
-def test_the_tile_is_of_both_fastest_dimensions(
+def test_tile_covers_both_fastest_dimensions(
     shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype, expected: tuple[int, ...]
 ) -> None:
     source = torch.empty(shape, dtype=dtype).permute(order)
     out = torch.empty(source.shape, dtype=dtype)
     assert tile(out, source) == expected
-    # A thread gains nothing by turning less than a square.
+    # On a CPU, transposing less than a square tile gains nothing.
     has_squares = bool(expected) and min(source.shape[-1], source.shape[source.dim() - 1 - expected[0]]) >= 16
     assert tile(out, source, dialect=OpenCLC(Target.of_kind("cpu"))) == ((expected[0], 32, 32) if has_squares else ())
 
 
-def test_what_is_read_no_faster_has_no_tile() -> None:
+def test_operands_that_gain_nothing_have_no_tile() -> None:
     out = torch.empty(100, 70)
-    assert tile(out, torch.empty(100, 1)) == ()  # a number for each row
-    assert tile(out, torch.empty(70, 1600)[:, ::16].t()) == ()  # an element of each sector, in any order
+    assert tile(out, torch.empty(100, 1)) == ()  # one element per row
+    assert tile(out, torch.empty(70, 1600)[:, ::16].t()) == ()  # one element per sector, in any order
     assert tile(out, torch.empty(70, 100).t(), torch.empty(100, 70)) == (1, 32, 32)
     assert tile(out, *[torch.empty(70, 100).t()] * 4) == (1, 32, 32)
-    assert tile(out, *[torch.empty(70, 100).t()] * 5) == (1, 16, 16)  # more do not fit
+    assert tile(out, *[torch.empty(70, 100).t()] * 5) == (1, 16, 16)  # larger tiles do not fit
     assert tile(out, torch.empty(70, 100).t(), dialect=OpenCLC(Target(local_memory=2 << 10))) == (1, 16, 16)
     assert tile(out, torch.empty(70, 100).t(), dialect=OpenCLC(Target(local_memory=1 << 10))) == ()
 
 
-def test_a_dialect_without_local_memory_has_no_tiles() -> None:
+def test_dialect_without_barriers_has_no_tiles() -> None:
     class Plain(OpenCLC):
         words = {one: text for one, text in OpenCLC.words.items() if one != "BARRIER"}  # noqa: RUF012
 
     assert tile(torch.empty(100, 70), torch.empty(70, 100).t(), dialect=Plain(Target())) == ()
 
 
-# --- what comes of them
+# --- results
 
 
 @pytest.mark.parametrize("figures", TARGETS)
@@ -132,7 +133,7 @@ def test_formulas_of_several_dtypes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_dtypes_that_are_converted_on_the_way(kind: str) -> None:
+def test_copies_that_convert_dtypes(kind: str) -> None:
     with target(kind):
         for source, result in itertools.permutations((torch.bool, torch.int8, torch.bfloat16, torch.complex64), 2):
             if source.is_complex and not result.is_complex:
@@ -143,7 +144,7 @@ def test_dtypes_that_are_converted_on_the_way(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_results_that_are_given(kind: str) -> None:
+def test_out_variants_and_in_place_results(kind: str) -> None:
     a, b = torch.randn(65, 70), torch.randn(70, 65)
     with target(kind):
         agrees(lambda a, b: b.add_(a.t()), a, b)
@@ -155,13 +156,13 @@ def test_results_that_are_given(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_operands_with_gaps_offsets_and_several_elements_in_one_place(kind: str) -> None:
+def test_operands_with_gaps_offsets_and_overlaps(kind: str) -> None:
     x = torch.randn(5, 80, 90)
     with target(kind):
         agrees(lambda x: x[:, 3:, 5:].transpose(1, 2).contiguous(), x)
         agrees(lambda x: x[:, ::2, ::3].transpose(1, 2).contiguous(), x)
         agrees(lambda x: x[:1].expand(4, 80, 90).transpose(1, 2).contiguous(), x)
-        agrees(lambda x: x[0].unfold(1, 40, 3).transpose(1, 2).contiguous(), x)  # windows that overlap
+        agrees(lambda x: x[0].unfold(1, 40, 3).transpose(1, 2).contiguous(), x)  # overlapping windows
         agrees(lambda x: torch.cat([x[0, 0]]).as_strided((50, 40), (1, 1)).t().contiguous(), x)
         agrees(lambda x: x.transpose(1, 2) + x[:1, :1].transpose(1, 2), x)
     odd = placed(torch.randn(64, 64), "cpu", offset=7)
@@ -171,7 +172,7 @@ def test_operands_with_gaps_offsets_and_several_elements_in_one_place(kind: str)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_elements_of_several_tensors_in_turn(dtype: torch.dtype, kind: str) -> None:
+def test_stack_and_cat_that_interleave_elements(dtype: torch.dtype, kind: str) -> None:
     parts = [numbers((70, 9), dtype) for _ in range(8)]
     with target(kind):
         for count in (2, 3, 8):
@@ -180,13 +181,13 @@ def test_elements_of_several_tensors_in_turn(dtype: torch.dtype, kind: str) -> N
         agrees(lambda x, y: torch.cat([x[:, :1], y.t()[:, :0].reshape(0), y[:, 3:4], x[:, 8:]], 1), *parts[:2])
         agrees(lambda x, y: torch.stack([x, y], -1, out=x.new_empty(70, 9, 2)), *parts[:2])
         agrees(lambda x, y: torch.stack([x, y, x], 2)[..., 1:], *parts[:2])
-        agrees(lambda *x: torch.cat([one[:, :1] for one in x] + [x[0]], 1), *parts[:3])  # not all of one column
+        agrees(lambda *x: torch.cat([one[:, :1] for one in x] + [x[0]], 1), *parts[:3])  # not all have one column
         agrees(lambda x, y: torch.stack([x, y.to(torch.float32)], -1), *parts[:2])
         if dtype.is_complex:
             agrees(lambda x, y: torch.stack([x, y.conj()], -1), *parts[:2])
 
 
-def test_alternating_elements_are_written_by_one_launch() -> None:
+def test_interleaved_elements_are_written_by_one_launch() -> None:
     parts = [torch.ones(1000, device=DEVICE) for _ in range(3)]
     with target("gpu"):
         told = plans.explain(torch.stack, parts, 1)
@@ -194,7 +195,7 @@ def test_alternating_elements_are_written_by_one_launch() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_plan_for_dynamic_shape_serves_other_tiles_of_the_same_form(kind: str) -> None:
+def test_dynamic_shape_plan_serves_other_sizes_of_the_same_tile(kind: str) -> None:
     with target(kind):
         for shape in ((70, 90), (33, 65), (400, 41), (70, 90), (3, 999), (5, 1001), (128, 32)):
             x = torch.arange(shape[0] * shape[1]).reshape(shape)

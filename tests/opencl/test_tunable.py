@@ -1,4 +1,4 @@
-"""torch.bp.tunable: candidates are timed, the quickest computes, and files remember it."""
+"""torch.bp.tunable: candidates are timed, the fastest one is used, and files store the results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 
 @contextmanager
 def _anew() -> Iterator[None]:
-    """In a folder of its own, with settings and results as at the start, and the clock as it was. Without a driver's
-    libraries, whose own kernels take long to build (test_library_products.py, test_library_transforms.py).
+    """Uses a temporary folder, initial settings and no results, and restores the clock afterwards.
+
+    The driver's libraries are left out, because their kernels take long to compile. test_library_products.py and
+    test_library_transforms.py test them.
     """
     before = os.getcwd()
     plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
@@ -57,7 +59,7 @@ anew = _anew()  # decorates tests
 
 
 class Times:
-    """Takes the place of the clock: how long each candidate takes, always or time after time, and the trials."""
+    """Replaces the clock: gives each candidate a fixed time, or a time per trial, and records the trials."""
 
     def __init__(self, family: str = "products", **milliseconds: float | list[float]) -> None:
         self.milliseconds, self.family = milliseconds, family
@@ -84,7 +86,7 @@ def lines() -> list[str]:
 
 
 @anew
-def test_the_quickest_computes_from_then_on() -> None:
+def test_fastest_candidate_is_used_after_tuning() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
     a, b, c = random(70, 50), random(50, 90), random(90, 80)
@@ -99,9 +101,9 @@ def test_the_quickest_computes_from_then_on() -> None:
     a.clone() @ b.clone()
     assert len(timed.trials) == count
     timed.milliseconds = {"generated": 2.0, "host": 1.0}
-    for _ in range(3):  # other sizes, layouts and dtypes are other problems
+    for _ in range(3):  # other sizes, layouts and dtypes are separate problems
         torch.testing.assert_close((b @ c).cpu(), b.cpu() @ c.cpu())
-    assert len(timed.trials) == count + count // 2  # what is quickest untuned is not timed again
+    assert len(timed.trials) == count + count // 2  # no second measurement if the default candidate is the fastest
     torch.testing.assert_close((b.t() @ a.t()).cpu(), (b.t().cpu() @ a.t().cpu()))
     assert len(timed.trials) == 2 * count
     assert runs_on_host(torch.mm, b, c)
@@ -115,7 +117,7 @@ def test_the_quickest_computes_from_then_on() -> None:
     assert len(timed.trials) == 2 * count
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     try:
-        assert runs_on_host(torch.mm, a, b)  # a wish comes first
+        assert runs_on_host(torch.mm, a, b)  # an explicit preference comes first
     finally:
         torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
 
@@ -130,7 +132,7 @@ def test_the_quickest_computes_from_then_on() -> None:
         pytest.param([1.99], id="by what times scatter"),
     ],
 )
-def test_who_was_quick_by_chance_does_not_compute(quick: list[float]) -> None:
+def test_candidates_that_were_fast_by_chance_are_not_used(quick: list[float]) -> None:
     needs_sight()
     Times(generated=quick, host=2.0)
     tunable.enable()
@@ -139,7 +141,7 @@ def test_who_was_quick_by_chance_does_not_compute(quick: list[float]) -> None:
 
 
 @anew
-def test_mdynamic_shapes_one_after_the_other_are_right_while_they_are_tuned() -> None:
+def test_results_are_correct_while_many_shapes_are_tuned() -> None:
     tunable.enable()
     tunable.set_max_tuning_iterations(1)
     sizes = ((3, 4, 5), (8, 2, 9), (3, 4, 5), (1, 7, 1), (16, 16, 16), (8, 2, 9), (5, 0, 3), (90, 80, 70))
@@ -151,12 +153,12 @@ def test_mdynamic_shapes_one_after_the_other_are_right_while_they_are_tuned() ->
                 torch.testing.assert_close(found, x @ y, atol=1e-4, rtol=1e-4)
     results = tunable.get_results()
     assert len({one[:2] for one in results}) == len(results)
-    if linear_algebra.host_refuses(torch.empty(1, device=DEVICE)) is None:  # one candidate alone is not timed
+    if linear_algebra.host_refuses(torch.empty(1, device=DEVICE)) is None:  # a single candidate is not timed
         assert len(results) > 20
 
 
 @anew
-def test_times_are_of_candidates_and_nothing_else_is_touched() -> None:
+def test_tuning_leaves_generators_and_streams_unchanged() -> None:
     needs_sight()
     a, b = random(6, 6), random(6, 6)
     torch.bp.manual_seed(3)  # type: ignore[attr-defined]
@@ -178,10 +180,10 @@ def test_times_are_of_candidates_and_nothing_else_is_touched() -> None:
 
 
 @anew
-def test_convolutions_and_recurrent_layers_are_tuned() -> None:
+def test_convolutions_are_tuned() -> None:
     needs_sight()
     if not torch.backends.mkldnn.is_available():
-        pytest.skip("this PyTorch has no oneDNN, so that convolutions have one candidate")
+        pytest.skip("this PyTorch has no oneDNN, so convolutions have a single candidate")
     timed = Times("convolutions", generated=1.0, host=2.0)
     x, w = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
     given = [one.detach().to(DEVICE).requires_grad_() for one in (x, w)]
@@ -199,7 +201,7 @@ def test_convolutions_and_recurrent_layers_are_tuned() -> None:
 
 
 @anew
-def test_convolutions_of_nothing_are_not_tuned() -> None:
+def test_empty_convolutions_are_not_tuned() -> None:
     needs_sight()
     timed = Times("convolutions")
     tunable.enable()
@@ -207,7 +209,7 @@ def test_convolutions_of_nothing_are_not_tuned() -> None:
     for batch in (0, 2, 0):
         x, grad = random(batch, 4, 9, 9), random(batch, 6, 7, 7)
         before = len(tunable.get_results()), len(timed.trials)
-        # Of those which PyTorch's convolution comes to, as it answers itself where there is nothing.
+        # Calls the overrideable operators directly, because PyTorch's convolution handles empty tensors itself.
         assert torch.ops.aten.convolution_overrideable(x, weight, None, *settings).shape == grad.shape
         grads = torch.ops.aten.convolution_backward_overrideable(grad, x, weight, *settings, [True, True, True])
         assert [tuple(one.shape) for one in grads] == [tuple(x.shape), (6, 4, 3, 3), (6,)]
@@ -256,7 +258,7 @@ def test_attention_is_tuned() -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @anew
-def test_layers_are_tuned(kind: str) -> None:
+def test_recurrent_layers_are_tuned(kind: str) -> None:
     needs_sight()
     timed = Times("recurrent layers", generated=1.0, host=2.0)
     layer, x = getattr(torch.nn, kind)(5, 7), torch.randn(4, 3, 5)
@@ -281,7 +283,7 @@ def test_layers_are_tuned(kind: str) -> None:
 
 @pytest.mark.parametrize("form", ["tile=32", "tile=16", "tile=64/whole", "tile=32/whole", "tile=16/whole"])
 @anew
-def test_a_device_in_lockstep_has_tiles_to_choose_from(form: str) -> None:
+def test_gpu_targets_have_tile_candidates(form: str) -> None:
     timed = Times(**{f"generated/{form}": 1.0})
     with target("gpu"):
         tunable.enable()
@@ -295,7 +297,7 @@ def test_a_device_in_lockstep_has_tiles_to_choose_from(form: str) -> None:
 
 
 @anew
-def test_results_of_a_file_are_used() -> None:
+def test_results_are_read_from_files() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
     tunable.enable()
@@ -303,7 +305,7 @@ def test_results_of_a_file_are_used() -> None:
     a @ b
     count = len(timed.trials)
     context._results.clear()
-    assert not runs_on_host(torch.mm, a, b)  # it was read when it was asked for
+    assert not runs_on_host(torch.mm, a, b)  # the file is read on demand
     assert len(timed.trials) == count
     for candidate, on_host in (("Default", True), ("generated", False), ("of another version", True), ("host", True)):
         file = Path(f"other_{on_host}.csv")
@@ -332,7 +334,7 @@ GOOD = "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0,generated,0.1
     ],
 )
 @anew
-def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) -> None:
+def test_invalid_or_stale_files_are_rejected_with_the_line(line: str, said: str) -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
     file = Path("tunableop_results0.csv")
@@ -342,10 +344,10 @@ def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) 
     tunable.enable()
     a, b = random(70, 50), random(50, 90)
     with pytest.warns(UserWarning, match="tuning results were not read") as caught:
-        assert not runs_on_host(torch.mm, a, b)  # nothing of it was taken: it was tuned
+        assert not runs_on_host(torch.mm, a, b)  # no result of the file was used: the call was tuned
     assert any(f"tunableop_results0.csv:{len(header) + 2}: " in str(one.message) for one in caught)
     assert any(said in str(one.message) for one in caught)
-    assert file.read_text(encoding="utf-8") == text  # and it is as it was
+    assert file.read_text(encoding="utf-8") == text  # unchanged
     with pytest.warns(UserWarning, match="not read"):
         assert not tunable.read_file()
     assert not runs_on_host(torch.mm, a, b)
@@ -353,7 +355,7 @@ def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) 
 
 
 @anew
-def test_a_file_without_validators_or_text_is_refused() -> None:
+def test_files_without_validators_or_text_are_rejected() -> None:
     for content in (GOOD.encode(), b"\xff\xfe\x00"):
         Path("bad.csv").write_bytes(content)
         with pytest.warns(UserWarning, match="bad.csv:1: "):
@@ -363,7 +365,7 @@ def test_a_file_without_validators_or_text_is_refused() -> None:
 
 
 @anew
-def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
+def test_untuned_calls_are_recorded_and_tuned_later() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
     tunable.enable()
@@ -404,7 +406,7 @@ def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
     ],
 )
 @anew
-def test_a_list_that_is_damaged_is_refused(line: str, said: str) -> None:
+def test_invalid_lists_of_untuned_calls_are_rejected(line: str, said: str) -> None:
     Path("untuned.csv").write_text(f"ProductTunableOp_float32,a=2x2:2x1 b=2x2:2x1 added=0\n{line}\n", encoding="utf-8")
     tunable.enable()
     with pytest.raises(ValueError, match=said):
@@ -415,7 +417,7 @@ def test_a_list_that_is_damaged_is_refused(line: str, said: str) -> None:
 
 
 @anew
-def test_a_candidate_that_fails_or_is_wrong_is_left_out() -> None:
+def test_failing_and_inaccurate_candidates_are_left_out() -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
     tunable.enable()
@@ -440,7 +442,7 @@ def test_a_candidate_that_fails_or_is_wrong_is_left_out() -> None:
 
 
 @anew
-def test_results_that_cannot_be_written_are_kept() -> None:
+def test_results_that_cannot_be_written_stay_in_memory() -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
     tunable.set_filename("no/such/folder.csv")
@@ -450,12 +452,12 @@ def test_results_that_cannot_be_written_are_kept() -> None:
         assert not runs_on_host(torch.mm, a, b)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not runs_on_host(torch.mm, b, random(90, 80))  # said once
+        assert not runs_on_host(torch.mm, b, random(90, 80))  # warned once
     assert len(tunable.get_results()) == 2
 
 
 @anew
-def test_names_of_files() -> None:
+def test_filenames() -> None:
     assert tunable.get_filename() == "tunableop_results0.csv"
     tunable.set_filename("x.csv")
     assert tunable.get_filename() == "x.csv"
@@ -469,7 +471,7 @@ def test_names_of_files() -> None:
 
 
 @anew
-def test_limits() -> None:
+def test_tuning_limits() -> None:
     assert (tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations()) == (30, 100)
     tunable.set_max_tuning_duration(7)
     tunable.set_max_tuning_iterations(3)
@@ -491,7 +493,7 @@ def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @anew
-def test_the_environment_holds_whatever_a_program_sets() -> None:
+def test_environment_variables_take_precedence() -> None:
     needs_sight()
     done = program(
         "t = torch.bp.tunable; t.enable(False); t.set_max_tuning_iterations(5); t.set_filename('other.csv')\n"
@@ -523,7 +525,7 @@ def test_several_processes_write_one_file() -> None:
 
 
 @anew
-def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
+def test_lists_are_tuned_by_mgpu_function_and_by_the_command() -> None:
     needs_sight()
     Path("untuned0.csv").write_text("ProductTunableOp_float32,a=4x2:2x1 b=2x3:3x1 added=0\n", encoding="utf-8")
     Path("untuned1.csv").write_text(
@@ -556,7 +558,7 @@ def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
 
 
 @anew
-def test_a_tuned_call_is_planned_once() -> None:
+def test_tuned_calls_are_replayed() -> None:
     needs_sight()
     tunable.enable()
     a, b = random(70, 50), random(50, 90)
@@ -569,7 +571,7 @@ def test_a_tuned_call_is_planned_once() -> None:
 
 
 @anew
-def test_benchmark_times_a_family_for_this_process() -> None:
+def test_benchmark_tunes_a_family_in_this_process() -> None:
     needs_sight()
     conv = torch.backends.bp.conv  # type: ignore[attr-defined]
     timed = Times("convolutions", generated=1.0, host=2.0)
@@ -583,7 +585,7 @@ def test_benchmark_times_a_family_for_this_process() -> None:
         torch.testing.assert_close(F.conv2d(x, w).cpu(), F.conv2d(x.cpu(), w.cpu()), atol=1e-5, rtol=1e-5)
         assert not runs_on_host(F.conv2d, x, w)
     count = len(timed.trials)
-    assert runs_on_host(torch.mm, random(90, 80), random(80, 70))  # of another family
+    assert runs_on_host(torch.mm, random(90, 80), random(80, 70))  # another family
     assert not any(Path().iterdir())
     with conv.flags(benchmark=False):
         assert not conv.benchmark
@@ -593,7 +595,7 @@ def test_benchmark_times_a_family_for_this_process() -> None:
     assert not runs_on_host(F.conv2d, x, w)
     assert len(timed.trials) == count
     timed.milliseconds = {"host": 1.0}
-    tunable.enable()  # which has a file, and does not know of it
+    tunable.enable()  # uses a file, not the results of `benchmark`
     assert runs_on_host(F.conv2d, x, w)
     assert len(lines()) == 5
     tunable.enable(False)

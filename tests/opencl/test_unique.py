@@ -1,4 +1,4 @@
-"""The elements or slices that are not the same as others: unique and unique_consecutive."""
+"""unique and unique_consecutive, of elements and of slices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("inverse", "counts"), ASKED)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (40,), (5, 6), (2, 3, 4), (3000,), (0, 3)], ids=str)
-def test_what_is_asked_for(shape: tuple[int, ...], inverse: bool, counts: bool) -> None:
+def test_optional_results(shape: tuple[int, ...], inverse: bool, counts: bool) -> None:
     x = few_values(shape)
     agrees(lambda x: torch.ops.aten._unique2(x, True, inverse, counts), x)
     agrees(lambda x: torch.ops.aten._unique2(x, False, inverse, counts), x)
@@ -44,14 +44,14 @@ def test_what_is_asked_for(shape: tuple[int, ...], inverse: bool, counts: bool) 
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((0, 3), 0), ((3, 0), 1), ((0,), 0), ((0,), -1), ((2, 0, 3), -2)])
-def test_no_slices(shape: tuple[int, ...], dim: int) -> None:
+def test_unique_of_no_slices(shape: tuple[int, ...], dim: int) -> None:
     agrees(lambda x: torch.ops.aten.unique_dim(x, dim, True, True, True), torch.zeros(shape))
     agrees(lambda x: torch.ops.aten.unique_dim_consecutive(x, dim, True, True), torch.zeros(shape))
     agrees(lambda x: torch.ops.aten.unique_consecutive(x, True, True, dim), torch.zeros(shape))
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((0, 0), 0), ((3, 0), 0), ((), 0), ((3,), 1)])
-def test_slices_are_refused(shape: tuple[int, ...], dim: int) -> None:
+def test_invalid_slices_raise_the_cpus_errors(shape: tuple[int, ...], dim: int) -> None:
     x = torch.zeros(shape)
     for function in (torch.ops.aten.unique_dim, torch.ops.aten.unique_dim_consecutive):
         with pytest.raises((RuntimeError, IndexError)) as expected:
@@ -74,7 +74,7 @@ def test_nan() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_nan_in_all_slices_leaves_the_order_to_what_follows(dtype: torch.dtype) -> None:
+def test_slices_that_share_nan_are_ordered_by_other_elements(dtype: torch.dtype) -> None:
     x = few_values((6, 9), dtype)
     for rows in ([0], [0, 3], [2], [5]):
         x[rows] = math.nan
@@ -84,7 +84,7 @@ def test_nan_in_all_slices_leaves_the_order_to_what_follows(dtype: torch.dtype) 
             torch.testing.assert_close([one.cpu() for one in found], [*expected], equal_nan=True)
 
 
-def test_slices_in_the_order_of_their_elements() -> None:
+def test_slices_are_sorted_lexicographically() -> None:
     for shape, dim in (((200, 5), 0), ((5, 200), 1), ((4, 30, 3), 1), ((300, 1), 0), ((40, 33), 0)):
         x = few_values(shape, most=2) - 1
         agrees(lambda x, dim=dim: x.unique(dim=dim, return_inverse=True, return_counts=True), x)

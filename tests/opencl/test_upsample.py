@@ -1,4 +1,4 @@
-"""interpolate: every mode, up and down, with factors that the sizes do not show, and gradients."""
+"""interpolate: all modes, upsampling and downsampling, fractional scale factors, and gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = {
     "bicubic": (2,),
 }
 CASES = [(mode, rank) for mode, ranks in MODES.items() for rank in ranks]
-# Of float32, as both sides round the places in the image.
+# For float32: both sides round the positions in the image.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -47,23 +47,23 @@ def test_sizes(mode: str, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize(("mode", "rank"), [case for case in CASES if "nearest" not in case[0]])
 @pytest.mark.parametrize("size", [1, 3, 17])
-def test_corners_that_are_aligned(mode: str, rank: int, size: int) -> None:
+def test_align_corners(mode: str, rank: int, size: int) -> None:
     agrees(lambda x: with_gradient(x, size=size, mode=mode, align_corners=True), image(rank), **CLOSE)
 
 
 @pytest.mark.parametrize(("mode", "rank"), CASES)
-def test_float64_in_full(mode: str, rank: int) -> None:
+def test_float64(mode: str, rank: int) -> None:
     need(torch.float64)
     agrees(lambda x: with_gradient(x, scale_factor=1.7, mode=mode), image(rank, torch.float64))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_halves(mode: str, dtype: torch.dtype) -> None:
+def test_half_precision(mode: str, dtype: torch.dtype) -> None:
     agrees(lambda x: F.interpolate(x, scale_factor=2, mode=mode), image(2, dtype))
 
 
-def test_bytes_and_strides() -> None:
+def test_uint8_and_strides() -> None:
     agrees(lambda x: F.interpolate(x, size=(5, 20)), torch.arange(2 * 3 * 7 * 10, dtype=torch.uint8).view(2, 3, 7, 10))
     agrees(lambda x: F.interpolate(x.mT, size=(5, 20), mode="bilinear"), image(2), **CLOSE)
     agrees(

@@ -1,4 +1,4 @@
-"""Whoever is written counts it: autograd refuses a gradient of what was saved and has changed since."""
+"""Writes increment version counters, so that autograd rejects gradients of saved tensors that have changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_backplane.planning import declare
 
 
 def written_counts(overload: Any, arguments: list[Any]) -> list[bool] | None:
-    """For each tensor that the schema says is written, whether its version is another one afterwards."""
+    """For each tensor that the schema marks as written, whether the call changes its version; None after an error."""
     schema = overload._schema.arguments
     written = [
         tensor
@@ -47,7 +47,7 @@ def operators() -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kernels", [False, True], ids=["planned", "replayed"])
-def test_what_is_written_has_a_new_version(kernels: bool) -> None:
+def test_written_tensors_get_a_new_version(kernels: bool) -> None:
     calls, wrong = 0, []
     for name, overload in operators():
         if kernels and "_foreach" not in name:
@@ -68,7 +68,7 @@ def test_what_is_written_has_a_new_version(kernels: bool) -> None:
     assert calls > 30
 
 
-def test_a_gradient_of_what_a_list_operator_has_changed_is_refused() -> None:
+def test_gradient_of_a_tensor_changed_by_foreach_is_an_error() -> None:
     for device in ("cpu", DEVICE):
         x = torch.rand(3, device=device, requires_grad=True)
         y = x.exp()

@@ -1,4 +1,4 @@
-"""Convolutions by Winograd's way, which tuning may choose, through the operators."""
+"""Winograd convolutions, a candidate that tuning can choose, called through the operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def both(tensors: list[torch.Tensor], settings: tuple[Any, ...], mask: list[bool]) -> list[torch.Tensor]:
-    """The convolution and, of a gradient that is twice the result, the gradients."""
+    """The convolution, and the gradients for an output gradient of twice the result."""
     image, weight, bias = tensors
     out = torch.ops.aten.convolution(image, weight, bias, *settings)
     grads = BACKWARD(out * 2, image, weight, [bias.numel()], *settings, mask)
@@ -57,7 +57,7 @@ def test_results_and_gradients(dtype: torch.dtype, transposed: bool, kind: str) 
             (2, 4, 8, (9, 9), [1, 1], 1),
             (1, 6, 4, (7, 10), [0, 0], 2),
             (3, 4, 8, (5, 6), [2, 1], 1),
-            (2, 4, 8, (9, 9), [1, 1], 1),  # numbers are others
+            (2, 4, 8, (9, 9), [1, 1], 1),  # the first shape, with other values
             (2, 4, 4, (3, 3), [0, 0], 4),
             (4, 4, 8, (12, 8), [1, 1], 1),
         ):
@@ -82,10 +82,10 @@ def test_layouts_and_images_without_elements() -> None:
 
 
 @forced
-def test_a_batch_that_is_too_large_is_computed_by_parts() -> None:
+def test_large_batches_are_computed_in_parts() -> None:
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     given = layer(5, 4, 8, (9, 10), torch.float32, 1, False)
-    with mock.patch.object(convolution, "_MOST_PATCHES", 16 * 12 * 25 * 4 * 2):  # two images
+    with mock.patch.object(convolution, "_MOST_PATCHES", 16 * 12 * 25 * 4 * 2):  # enough for two images
         image, weight, bias = (one.to(DEVICE) for one in given)
         said = str(plans.explain(lambda: torch.ops.aten.convolution(image, weight, bias, *settings)))
         assert said.count("launch bp_winograd_image") == 3
@@ -95,7 +95,7 @@ def test_a_batch_that_is_too_large_is_computed_by_parts() -> None:
 
 @pytest.mark.parametrize("mode", ["check", "1"])
 @forced
-def test_windows_that_it_does_not_take_are_computed_as_usual(mode: str) -> None:
+def test_unsupported_windows_use_other_candidates(mode: str) -> None:
     plans.set_mode(mode)
 
     def computed(image: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ def test_windows_that_it_does_not_take_are_computed_as_usual(mode: str) -> None:
         assert ("winograd" in str(plans.explain(partial(computed, *given)))) == (window == 3 and stride == 1)
 
 
-def test_untuned_it_is_not_chosen() -> None:
+def test_winograd_is_not_chosen_without_tuning() -> None:
     image, weight = torch.randn(2, 4, 9, 9, device=DEVICE), torch.randn(8, 4, 3, 3, device=DEVICE)
     with preferences.preferring("convolutions", "generated"):
         assert "winograd" not in str(plans.explain(lambda: torch.nn.functional.conv2d(image, weight)))

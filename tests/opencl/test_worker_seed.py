@@ -1,4 +1,4 @@
-"""Tests of this folder repeat, too: they start from their seeds in the process in which they run."""
+"""Tests in this folder are reproducible: they start from their seeds in the worker process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from worker_process import _call
 
 
 @pytest.mark.parametrize("case", range(2))
-def test_a_test_starts_from_its_seed_in_the_worker(test_seed: int, case: int) -> None:
+def test_tests_start_from_their_seed_in_the_worker(test_seed: int, case: int) -> None:
     assert torch.initial_seed() == test_seed
     assert torch.bp.initial_seed() == test_seed
-    torch.manual_seed(test_seed + 1)  # which the next test does not see
+    torch.manual_seed(test_seed + 1)  # must not affect the next test
 
 
 def leaves_an_error() -> None:
     torch.arange(3.0, device="bp")[torch.tensor([7], device="bp")]
 
 
-def test_a_test_answers_for_its_late_errors() -> None:
-    """And not the next one, which may be of another file."""
+def test_asynchronous_errors_are_raised_in_the_test_that_caused_them() -> None:
+    """The next test, possibly of another file, must not raise them."""
     with pytest.raises(IndexError, match="index 7 is out of bounds"):
         _call(__name__, leaves_an_error.__name__, {}, torch.initial_seed())
     torch.bp.synchronize()

@@ -1,6 +1,6 @@
-"""Each argument of each operator in turn as another one: refused where the CPU refuses, and only there.
+"""Calls with one argument replaced are rejected where the CPU rejects them, and only there, for every operator.
 
-Nothing is built or launched: `python -m torch_backplane conformance --forms` compares values, too.
+No kernels are compiled or launched. `python -m torch_backplane conformance --forms` also compares values.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.utils._pytree import tree_leaves
 
 from torch_backplane.conformance.forms import others
 
-# What is refused is found in memory, which nothing writes here, or sizes depend on that.
+# Their errors or the sizes of their results depend on values in memory, which nothing writes here.
 READS = ("nonzero", "masked_select", "masked_scatter", "unique", "repeat_interleave", "bincount", "histc")
-# Called by PyTorch's own code alone, which gives what fits: shapes may be refused here that PyTorch takes.
+# Only PyTorch's own code calls these, with matching shapes. bp can reject shapes that PyTorch accepts.
 INTERNAL = ("_backward", "_jvp", "_foreach_norm")
 MEANT = {
-    "aten::nansum": "torch.cuda takes complex numbers, the CPU does not",
-    "aten::_fft_r2c": "torch.cuda transforms float16, the CPU does not",
-    "aten::logsumexp": "over no dimensions: PyTorch reduces over all, and cannot make the result smaller then",
-    "aten::bernoulli_.Tensor": "chances of more elements than there are",
-    "aten::_add_relu.Tensor": "the CPU's assertion that it has no such dtype",
-    "aten::_add_relu_.Tensor": "the same",
+    "aten::nansum": "torch.cuda supports complex numbers, the CPU does not",
+    "aten::_fft_r2c": "torch.cuda supports float16, the CPU does not",
+    "aten::logsumexp": "over no dimensions: PyTorch reduces over all, and then cannot shrink the result",
+    "aten::bernoulli_.Tensor": "probabilities with more elements than the tensor",
+    "aten::_add_relu.Tensor": "the CPU fails an assertion about the dtype",
+    "aten::_add_relu_.Tensor": "the CPU fails an assertion about the dtype",
 }
-ONEDNN = ("itensor_view_from_dense", "could not create a primitive", "mkldnn")  # the CPU's library, not PyTorch
+ONEDNN = ("itensor_view_from_dense", "could not create a primitive", "mkldnn")  # errors of oneDNN, not of PyTorch
 
 
 def operators(out: bool = False) -> Iterator[tuple[str, Any]]:
-    """Those that have `out=`, or those that have none."""
+    """The operators with `out=`, or those without."""
     from torch_backplane.planning import declare
 
     torch.bp.init()
@@ -56,13 +56,13 @@ def of_shape(arguments: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 
 def dtypes_in(value: Any) -> list[torch.dtype]:
-    """Of tensors, and those that are meant."""
+    """The dtypes of tensors, and dtypes that are arguments."""
     dtypes = [one.dtype if isinstance(one, torch.Tensor) else one for one in tree_leaves(value)]
     return [one for one in dtypes if isinstance(one, torch.dtype)]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3)], ids=str)
-def test_refused_alike(shape: tuple[int, ...]) -> None:
+def test_replaced_arguments_are_rejected_as_on_the_cpu(shape: tuple[int, ...]) -> None:
     calls, wrong = 0, []
     for name, overload in operators():
         schema, call = overload._schema.arguments, by_position(overload)
@@ -87,7 +87,7 @@ def test_refused_alike(shape: tuple[int, ...]) -> None:
     assert calls > 3000
 
 
-def test_what_the_cpu_reads_beyond_memory() -> None:
+def test_arguments_that_make_the_cpu_read_out_of_bounds_are_errors() -> None:
     aten, given = torch.ops.aten, torch.ones(2, 3, device=DEVICE)
     for other in (given[:1], given[:, :2], given[0], given[0, 0]):
         for pair in ((given, other), (other, given)):
@@ -99,14 +99,14 @@ def test_what_the_cpu_reads_beyond_memory() -> None:
 
 
 def with_operand(arguments: list[Any], operand: int, position: int) -> list[Any]:
-    """The arguments with one of their tensors, the `operand`th, at another position, too."""
+    """The arguments with tensor number `operand` also at another position."""
     tensor = [value for value in arguments if isinstance(value, torch.Tensor)][operand]
     return [*arguments[:position], tensor, *arguments[position + 1 :]]
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_out_that_is_an_operand() -> None:
-    """Refused where the CPU refuses it; and where the CPU resizes it, before it reads it, if it does not look."""
+    """It is rejected where the CPU rejects it, and where the CPU would resize it before reading it."""
     calls, wrong = 0, []
     for name, overload in operators(out=True):
         schema, call = overload._schema.arguments, by_position(overload)
