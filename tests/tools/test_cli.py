@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from torch_backplane import drivers
-from torch_backplane.cli import app
+from torch_backplane.cli import app, main
 from torch_backplane.conformance import coverage
 
 DATABASE = "conformance_faulty_ops:FATAL"
@@ -59,6 +59,15 @@ def test_devices_lists_all_of_them() -> None:
     assert "host" in result.stdout
 
 
+def test_devices_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = backplane("devices").stdout.splitlines()
+    assert len(lines) == 1 + torch.bp.device_count()
+    details = backplane("devices", "--verbose").stdout
+    for title in ("software", "host-accessible", "compute units", "capability", "dtypes"):
+        assert details.count(f"  {title}:") == torch.bp.device_count()
+
+
 def test_devices_as_json(tmp_path: Path) -> None:
     file = tmp_path / "devices.json"
     assert backplane("devices", "--json", str(file)).exit_code == 0
@@ -84,10 +93,21 @@ def test_skipped_driver_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_environment_is_an_error_that_names_it() -> None:
     environment = {**os.environ, "TORCH_BACKPLANE_DRIVERS": "nonsense"}
     command = [sys.executable, "-m", "torch_backplane"]
-    done = subprocess.run([*command, "devices"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "TORCH_BACKPLANE_DRIVERS='nonsense'" in done.stderr
-    assert "Traceback" not in done.stderr
+    for name in ("devices", "ops"):
+        done = subprocess.run([*command, name], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "TORCH_BACKPLANE_DRIVERS='nonsense'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("it broke\nhere")
+
+    monkeypatch.setattr("torch_backplane.cli.app", broken)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.splitlines()[0] == "Error: RuntimeError: it broke"
 
 
 # --- info --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ FORK_MESSAGE = (
     "Cannot re-initialize bp in forked subprocess. To use bp with multiprocessing, you must use the 'spawn' start "
     "method"
 )
-NO_DEVICE_MESSAGE = "no bp device is available: `python -m torch_backplane info` tells what was looked for"
+NO_DEVICE_MESSAGE = "no bp device is available: `python -m torch_backplane info` shows what was searched"
 
 
 class DeferredBpCallError(Exception):

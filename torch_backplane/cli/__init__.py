@@ -16,7 +16,10 @@ from torch_backplane.cli.ops import ops
 from torch_backplane.cli.tune import tune
 
 app = typer.Typer(
-    help="Backplane: PyTorch device backends, written in Python.", no_args_is_help=True, add_completion=False
+    help="Backplane: PyTorch device backends, written in Python.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 for command in (devices, info, conformance, ops, audit, tune):
     app.command()(command)
@@ -24,5 +27,18 @@ app.add_typer(memory, name="memory")
 
 
 def main() -> None:
-    """Run the command line. Entry point of `backplane` and of `python -m torch_backplane`."""
-    app(prog_name="python -m torch_backplane")
+    """Run the command line. Entry point of `backplane` and of `python -m torch_backplane`.
+
+    Any error is one line, with exit code 2. In Python's development mode it has a traceback.
+    """
+    import sys
+
+    try:
+        app(prog_name="python -m torch_backplane")
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        print(f"Error: {type(error).__name__}: {first}", file=sys.stderr)
+        print("`python -X dev -m torch_backplane …` shows the traceback.", file=sys.stderr)
+        sys.exit(2)

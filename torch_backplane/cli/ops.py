@@ -28,7 +28,10 @@ def ops(
         pattern = re.compile(match)
     except re.error as error:
         fail(f"malformed --match {match!r}: {error}")
-    found = [operator for operator in coverage.operators() if pattern.search(operator.name)]
+    try:
+        found = [operator for operator in coverage.operators() if pattern.search(operator.name)]
+    except (RuntimeError, ValueError) as error:  # there is no device, or a variable is malformed
+        fail(str(error))
     if not found:
         fail(f"no ATen operator matches {match!r}")
     counts = coverage.count(found)
