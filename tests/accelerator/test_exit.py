@@ -24,7 +24,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("way", exit_ways.WAYS)
 def test_a_program_exits_cleanly(runner: exit_ways.Runner, way: str) -> None:
-    times = 8 if way == "end of script, at once" else 1  # it provokes a race at exit; other ways need hundreds of runs
+    times = 8 if way == "end of script, GIL kept" else 1  # it provokes a race; other ways need hundreds of runs
     assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
 
 

@@ -95,8 +95,8 @@ _DATA_PTR = "the operator reads and writes through data_ptr, where only host dev
 TESTS = {
     "test_custom_operators.py::test_cpp_operator": _DATA_PTR,
     "test_custom_operators.py::test_cpp_operator_with_a_derivative_from_python": _DATA_PTR,
-    "test_fallback.py::test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too": _CPU_KERNELS,
-    "test_fallback.py::test_zero_copy_means_no_warning": "OpenCL devices have no zero-copy: their fallbacks warn",
+    "test_fallback.py::test_cpu_kernels_are_preferred_to_composite_ones": _CPU_KERNELS,
+    "test_fallback.py::test_zero_copy_fallbacks_do_not_warn": "OpenCL devices have no zero-copy: their fallbacks warn",
 }
 
 
