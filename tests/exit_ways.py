@@ -34,7 +34,8 @@ DRIVERS: Mapping[str, dict[str, str]] = {
     "opencl": {"TORCH_BACKPLANE_DRIVERS": "opencl"},
 }
 
-# Definitions for each program. Functions in `early` are called by an atexit function from before torch was imported.
+# Definitions for each program. An atexit function that is registered before torch is imported calls the functions in
+# `early`.
 PREAMBLE = """
 import atexit, contextvars, os, signal, sys, threading, time
 import torch

@@ -1,4 +1,4 @@
-"""Each public name of torch.cuda is in torch.bp as the table in tests/support/cuda_parity.py says."""
+"""torch.bp has the public names of torch.cuda as the table in tests/support/cuda_parity.py specifies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 NAMES = cuda_parity.cuda_names()
-REFERENCE_RELEASE = "2.13"  # of torch, which the table describes; other releases can lack some of its names
+REFERENCE_RELEASE = "2.13"  # the release of torch that the table describes; others can lack some of its names
 
 
 def lookup(root: Any, name: str) -> Any:

@@ -39,7 +39,7 @@ x = torch.ones(3, device="bp:1", requires_grad=True)
 
 def hold_in_a_pass():
     held = Held()
-    torch._C._stash_obj_in_tls("held", held)  # a backward pass takes over the calling thread's state
+    torch._C._stash_obj_in_tls("held", held)  # a backward pass inherits the thread's state
     (x * 2).sum().backward()
     torch._C._stash_obj_in_tls("held", None)
     return weakref.ref(held)

@@ -145,7 +145,7 @@ def test_four_threads_on_one_stream(work: Callable[[torch.Generator, str], list[
 
 
 def test_streams_of_two_threads_do_not_wait_for_each_other() -> None:
-    """Waiting for a busy stream blocks neither the GIL nor another thread's stream."""
+    """Waiting for a busy stream does not hold the GIL, and does not block another thread's stream."""
     asleep = threading.Event()
     finished: list[str] = []
 

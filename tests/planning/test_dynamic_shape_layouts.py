@@ -98,7 +98,7 @@ class View:
 
 
 def viewed(name: str, layout: Layout, *arguments: Any) -> Any:
-    """Computes a view with our handler, of integers."""
+    """Computes a view of integer sizes with our handler."""
     overload = getattr(torch.ops.aten, name.partition(".")[0])
     overload = getattr(overload, name.partition(".")[2] or "default")
 

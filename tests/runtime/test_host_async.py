@@ -159,7 +159,7 @@ with torch.library._scoped_library("backplane", "FRAGMENT") as library:
     library.impl("refused", lambda x, kind: x + 1, "CPU")
     library.impl("refused", refuse, "Meta")
     for number, kind in enumerate(kinds):
-        if issubclass(kind, Exception):  # the CPU kernel decides
+        if issubclass(kind, Exception):  # the CPU kernel runs the call
             assert torch.ops.backplane.refused(torch.ones(3, device=DEVICE), number).tolist() == [2] * 3
         else:
             with pytest.raises(kind):

@@ -113,7 +113,7 @@ class Sweep:
                 if device != CPU:
                     torch.accelerator.synchronize(device)
         except Exception as error:
-            with contextlib.suppress(Exception):  # pending work can raise again, not in the next call
+            with contextlib.suppress(Exception):  # pending work can raise, but not in the next call
                 torch.accelerator.synchronize(DEVICE)
             return type(error).__name__, str(error).partition("\n")[0], None, False
         drawn = not torch.equal(before, torch.default_generator.get_state())
