@@ -1,8 +1,8 @@
-"""What every test needs: four devices, one computing thread, and a way to run a program in a fresh interpreter.
+"""Configuration of all tests: four devices, one CPU thread, and fixtures that run programs in other processes.
 
-The devices are the host's; with `pytest --on opencl` they are OpenCL's, and with `--on late-host` the host's that work
-asynchronously (on_opencl.py says which tests these leave out).
-TORCH_BACKPLANE_DRIVERS and its like in the environment put the tests on others.
+The default devices are host devices. `pytest --on opencl` selects OpenCL devices, and `--on late-host` asynchronous
+host devices; on_opencl.py lists the tests that these options leave out. TORCH_BACKPLANE_DRIVERS and related variables
+in the environment select other devices.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ import forked  # noqa: E402
 import on_opencl  # noqa: E402
 from opencl_platform import platform  # noqa: E402, F401  # a fixture
 
-# Before anything imports torch, which imports torch_backplane and reads these.
+# Before torch is imported, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--on", choices=["host", "late-host", "opencl"], default="host",
-        help="the devices to run on: the host's (default), the same with streams in their own threads and delays that "
-        "--seed gives, or OpenCL's",
+        help="the devices to run on: host devices (default), host devices with streams in threads and random delays "
+        "(--seed), or OpenCL devices",
     )  # fmt: skip
     parser.addoption(
         "--cover", type=int, default=0, metavar="N",
-        help="of each test as few cases as have any N values of different parameters together (default: all cases)",
+        help="of each test, run only cases that cover all combinations of N parameter values (default: all cases)",
     )  # fmt: skip
     parser.addoption("--whole", action="store_true", help="run all of tests/pytorch (default: a part of it)")
-    parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
+    parser.addoption("--seed", type=int, default=0, help="seed of the random numbers in every test (default: 0)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def test_seed(request: pytest.FixtureRequest) -> int:
-    """Seeds PyTorch with a number of the test's own, so that a failure repeats whatever ran before it, and where."""
+    """Seeds PyTorch from the test's id and --seed, so a failure does not depend on other tests or on the process."""
     import torch
 
     seed = zlib.crc32(f"{request.node.nodeid} {request.config.getoption('--seed')}".encode())
@@ -88,8 +88,9 @@ def test_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_of_other_files() -> None:
-    """Tensors in reference cycles of files before this one go now, and not while a test here counts memory. What is
-    left, PyTorch above all, is not gone through again by collections in this file.
+    """Collects tensors in reference cycles of earlier files before tests of this file count memory.
+
+    The objects that remain, mostly PyTorch's, are frozen: garbage collections in this file do not traverse them.
     """
     gc.unfreeze()
     gc.collect()
@@ -101,7 +102,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def is_general(path: Path) -> bool:
-    """Whether its tests are about no devices in particular."""
+    """Whether the tests of the file can run on any devices."""
     place = path.relative_to(HERE).parts
     return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
 
@@ -113,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         items[:] = kept
     if config.getoption("--on") == "host":
         return
-    items[:] = [item for item in items if is_general(item.path)]  # named files are never ignored
+    items[:] = [item for item in items if is_general(item.path)]  # files named on the command line are not ignored
     left_out = on_opencl.TESTS if config.getoption("--on") == "opencl" else on_opencl.LATE_TESTS
     for item in items:
         name = f"{item.path.name}::{item.nodeid.rpartition('::')[2]}"
@@ -123,15 +124,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    # What was asked for by name may all be among what has no place here.
+    # All tests named on the command line can be among those that are left out.
     if session.config.getoption("--on") != "host" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """On late-host devices some tests run in several threads at once, all on the default stream: what a stream's work
-    leaves behind must be right whichever thread is next.
+    """On late-host devices, runs some tests in several threads concurrently, all on the default stream.
+
+    The state of a stream must be right whichever thread uses it next.
     """
     if pyfuncitem.config.getoption("--on") != "late-host" or not on_opencl.runs_in_threads(pyfuncitem):
         return None
@@ -150,7 +152,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run_python(code, **env): runs code in a fresh interpreter with env added to the environment (None removes)."""
+    """run_python(code, **env): runs code in a fresh interpreter with env added to the environment (None: removed)."""
 
     def run(code: str, timeout: float = 120, **env: str | None) -> subprocess.CompletedProcess[str]:
         merged = {**os.environ, **env}
@@ -168,7 +170,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def run_forked(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """As run_python, for what happens after the import: torch is imported already and has not looked for devices."""
+    """Like run_python, in a fork of a process that has imported torch but has not discovered devices."""
 
     def run(code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
         return forked.run(code, tmp_path, **env)

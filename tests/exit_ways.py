@@ -1,10 +1,10 @@
-"""Every way in which a program that uses bp may end.
+"""The ways in which a program that uses bp can exit.
 
-`python tests/exit_ways.py --runs 200` runs each of them that often, on a machine that is kept busy, and prints what
-became of them. `make test-exit` does that; test_exit.py takes a sample.
+`python tests/exit_ways.py --runs 200` runs each way 200 times on a loaded machine and prints the outcomes.
+`make test-exit` runs it; test_exit.py runs a sample.
 
-A server process imports torch and forks for each run. The child runs the program as its own script and ends as any
-interpreter does, finalization included; it has not looked for devices before, so it is as good as a fresh one.
+A server process imports torch and forks for each run. The child runs the program as its main script and exits like any
+interpreter, with finalization. The server does not discover devices, so a child is like a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-TIMEOUT = 120.0  # seconds; a run that takes longer hangs
+TIMEOUT = 120.0  # seconds; a longer run counts as a hang
 
-# What PoCL's compiler (clang) writes itself. At SIGINT, LLVM's handler removes the files of a build that is under way,
-# and that build then fails, in a thread of its own, while the program ends as it should.
+# Output of PoCL's compiler (clang). At SIGINT, LLVM's handler removes the files of a running build, which then fails in
+# its own thread, while the program exits normally.
 COMPILER = re.compile(r"\d+ errors? generated\.")
 
 DRIVERS: Mapping[str, dict[str, str]] = {
@@ -34,7 +34,8 @@ DRIVERS: Mapping[str, dict[str, str]] = {
     "opencl": {"TORCH_BACKPLANE_DRIVERS": "opencl"},
 }
 
-# What each program can call. `early` holds what an atexit function calls that was registered before torch was imported.
+# Definitions for each program. An atexit function that is registered before torch is imported calls the functions in
+# `early`.
 PREAMBLE = """
 import atexit, contextvars, os, signal, sys, threading, time
 import torch
@@ -80,14 +81,14 @@ def build_kernels():
 
 class Way(NamedTuple):
     program: str
-    status: int = 0  # as subprocess has it: negative for a signal
+    status: int = 0  # as in subprocess: negative for a signal
     error: str = ""  # the last line on stderr
 
 
 WAYS: Mapping[str, Way] = {
     "end of script": Way("train()"),
-    # The main thread keeps the GIL from the last pass on, so that other threads come late.
-    "end of script, at once": Way("sys.setswitchinterval(1000); train()"),
+    # The main thread keeps the GIL after the last pass, so other threads get it late.
+    "end of script, GIL kept": Way("sys.setswitchinterval(1000); train()"),
     "sys.exit(0)": Way("train(); sys.exit(0)"),
     "sys.exit(3)": Way("train(); sys.exit(3)", 3),
     "exception": Way("train(); raise KeyError('nothing')", 1, "KeyError: 'nothing'"),
@@ -98,7 +99,7 @@ WAYS: Mapping[str, Way] = {
     "a forked child that ends": Way(
         "train()\nchild = os.fork()\nif child:\n    assert os.waitpid(child, 0)[1] == 0, 'the child'\n    train(1)"
     ),
-    "a forked child that exits at once": Way(
+    "a forked child that exits immediately": Way(
         "train()\nif (child := os.fork()) == 0:\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0, 'the child'"
     ),
     "a forked child of busy streams": Way(
@@ -145,8 +146,8 @@ while True:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     print(json.dumps(os.waitstatus_to_exitcode(status[1]) if status[0] else None), flush=True)
-# PyTorch makes its autograd engine anew when a forked child first asks for it, and has no lock there: of threads that
-# ask side by side, one destroys what another waits for. A program that is no such child has no such moment.
+# PyTorch recreates its autograd engine when a forked child first uses it, without a lock: if threads use it
+# concurrently, one destroys the engine that another waits for. Programs that are not forked have no such race.
 torch.autograd.Variable._execution_engine.is_checkpoint_valid()
 error = os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 os.dup2(error, 1)
@@ -173,14 +174,14 @@ class Runner:
         assert self._server.stdout is not None
         assert self._server.stdin is not None
         self._requests, self._answers = self._server.stdin, self._server.stdout
-        assert self._answers.readline() == "ready\n", f"no server for {driver}"
+        assert self._answers.readline() == "ready\n", f"the server for {driver} did not start"
 
     def close(self) -> None:
         self._requests.close()
         self._server.wait()
 
     def run(self, way: Way) -> str:
-        """«good», or what was wrong."""
+        """Returns "good", or what was wrong."""
         request = {"program": PREAMBLE + way.program, "stderr": str(self._stderr)}
         print(json.dumps(request), file=self._requests, flush=True)
         status = json.loads(self._answers.readline())
@@ -191,12 +192,12 @@ class Runner:
         last = lines[-1] if lines else ""
         if status != way.status:
             return f"status {status}: {last}"
-        return "good" if last == way.error else f"said: {last}"
+        return "good" if last == way.error else f"stderr: {last}"
 
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keeps as many processors busy."""
+    """Keeps `processes` CPUs busy."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -208,11 +209,11 @@ def busy(processes: int) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200, help="of each way")
+    parser.add_argument("--runs", type=int, default=200, help="runs of each way (default: 200)")
     parser.add_argument("--driver", action="append", choices=DRIVERS, help="default: all")
     parser.add_argument("--way", action="append", choices=WAYS, help="default: all")
-    parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="processes that only keep it busy")
-    parser.add_argument("--folder", type=Path, default=Path("out"), help="for what the programs print")
+    parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="number of busy processes")
+    parser.add_argument("--folder", type=Path, default=Path("out"), help="for the programs' output")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     bad = 0
@@ -229,7 +230,7 @@ def main() -> int:
                 for what, times in found.most_common():
                     print(f"{'':10}{times} times: {what}", flush=True)
             runner.close()
-    print("all good" if not bad else f"{bad} runs were not good")
+    print("all good" if not bad else f"{bad} runs failed")
     return 1 if bad else 0
 
 

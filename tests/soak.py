@@ -1,11 +1,11 @@
-"""Everything at once for a long time: memory stays flat and numbers right.
+"""Soak test: many activities concurrently for a long time. Results must be right, and memory must not grow.
 
 Four threads on four devices train, generate, capture, fail, profile, fork and are interrupted.
 
     python tests/soak.py --seconds 3600 --driver opencl
 
-`make soak SECONDS=…` does that. What each activity computes is compared with the CPU's, which computes it once. After
-each one nothing may be left on its device, and after the warm-up the process may grow by --growth MiB.
+`make soak SECONDS=…` runs it. The results of each activity are compared with those of the CPU, computed once. Each
+activity must free all memory of its device. After the warm-up, the process can grow by at most --growth MiB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 THREADS = 4
-WARM_UP = 0.25  # of the time, in which caches fill
+WARM_UP = 0.25  # fraction of the time; caches fill
 
 
 class Classifier(nn.Module):
@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
 
 class Writer(nn.Module):
-    """Next token from a prompt of any length."""
+    """Scores of the next token after a prompt of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ PROMPTS = torch.randint(0, 40, (3, 9))
 
 
 def train(device: torch.device) -> list[float]:
-    """The losses of some steps."""
+    """Returns the losses of some training steps."""
     model = copy.deepcopy(CLASSIFIER).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images, labels = IMAGES.to(device), LABELS.to(device)
@@ -82,7 +82,7 @@ def train(device: torch.device) -> list[float]:
 
 @torch.no_grad()
 def generate(device: torch.device) -> list[float]:
-    """The best scores as texts grow, a new shape each time."""
+    """Returns the best scores while sequences grow, with a new shape at each step."""
     model, tokens = copy.deepcopy(WRITER).to(device), PROMPTS.to(device)
     scores = []
     for _ in range(6):
@@ -99,7 +99,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def capture(device: torch.device) -> list[float]:
-    """A graph's results, of two inputs; on the CPU the same eagerly."""
+    """Returns a graph's results for two inputs; on the CPU, results of the same calls without a graph."""
     x = torch.linspace(-1, 1, 64).view(8, 8).to(device)
     if device.type == "cpu":
         return [number for scale in (1, 2) for number in chain(x * scale).flatten().tolist()]
@@ -120,7 +120,7 @@ def capture(device: torch.device) -> list[float]:
 
 
 def fail(device: torch.device) -> list[float]:
-    """Calls that go wrong, and one that goes right after each."""
+    """Makes calls that raise, each followed by a valid call."""
     found = []
     x = torch.arange(6.0).to(device)
     wrong: list[Callable[[], object]] = [
@@ -140,7 +140,7 @@ def fail(device: torch.device) -> list[float]:
 
 
 def profiled(device: torch.device) -> list[float]:
-    """Under a profile, if no other thread takes one."""
+    """Computes under the profiler, unless another thread uses it."""
     if not _profiling.acquire(blocking=False):
         return chain(torch.eye(8).to(device))[0].tolist()
     try:
@@ -151,7 +151,7 @@ def profiled(device: torch.device) -> list[float]:
 
 
 def fork(device: torch.device) -> list[float]:
-    """A child that computes on the CPU, and is refused a device."""
+    """Forks a child that computes on the CPU and is refused a device."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -168,15 +168,15 @@ def fork(device: torch.device) -> list[float]:
         time.sleep(0.1)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    raise TimeoutError("a forked child has not ended within a minute")
+    raise TimeoutError("a forked child did not exit within a minute")
 
 
 def interrupt(device: torch.device) -> list[float]:
-    """Ctrl-C in the middle of work, in the main thread; and the same work afterwards."""
+    """Interrupts work in the main thread with Ctrl-C, and then repeats it."""
     x = torch.eye(32).to(device)
     if threading.current_thread() is threading.main_thread() and device.type == "bp":
         timer = threading.Timer(random.random() * 0.05, signal.raise_signal, (signal.SIGINT,))
-        until = time.monotonic() + 1  # where it meets a __del__, Python ignores it
+        until = time.monotonic() + 1  # Python ignores an interrupt inside a __del__
         try:
             timer.start()
             while time.monotonic() < until:
@@ -196,13 +196,13 @@ ACTIVITIES: dict[str, Callable[[torch.device], list[float]]] = {
 
 
 def resident() -> float:
-    """MiB of the process."""
+    """Resident memory of the process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def held(device: torch.device) -> int:
-    """Bytes of the device's memory that are in use."""
+    """Bytes allocated on the device."""
     gc.collect()
     torch.bp.synchronize(device)
     return torch.bp.memory_allocated(device)
@@ -231,23 +231,23 @@ def work(
             torch.testing.assert_close(
                 torch.tensor(found), torch.tensor(expected[name]), rtol=2e-3, atol=2e-4, msg=lambda words: words
             )
-        except Exception:  # whatever it is, it is reported
+        except Exception:  # any error is reported
             report.say(f"{name} on {device}: {traceback.format_exc()}")
         report.counts[name] += 1
         if (left := held(device)) > usual:
-            report.say(f"{left - usual} bytes are left on {device}")
+            report.say(f"{left - usual} bytes are still allocated on {device}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Four threads on four devices, for a long time.")
-    parser.add_argument("--seconds", type=float, default=3600, help="for how long (default: an hour)")
+    parser.add_argument("--seconds", type=float, default=3600, help="duration (default: an hour)")
     parser.add_argument("--driver", choices=["host", "opencl"], default="opencl")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--growth", type=float, default=64, help="MiB that the process may grow by after the warm-up")
-    parser.add_argument("--only", default="", help=f"comma-separated activities; there are {', '.join(ACTIVITIES)}")
+    parser.add_argument("--growth", type=float, default=64, help="allowed growth after the warm-up, in MiB")
+    parser.add_argument("--only", default="", help=f"comma-separated (default: all): {', '.join(ACTIVITIES)}")
     options = parser.parse_args()
     if unknown := set(filter(None, options.only.split(","))) - set(ACTIVITIES):
-        parser.error(f"there is no activity {', '.join(unknown)}; there are {', '.join(ACTIVITIES)}")
+        parser.error(f"unknown activity {', '.join(unknown)}; activities: {', '.join(ACTIVITIES)}")
     os.environ["TORCH_BACKPLANE_DRIVERS"] = options.driver
     os.environ["TORCH_BACKPLANE_HOST_DEVICES"] = str(THREADS)
     os.environ.setdefault("POCL_DEVICES", " ".join(["pthread"] * THREADS))
@@ -256,9 +256,9 @@ def main() -> int:
     names = [name for name in ACTIVITIES if not options.only or name in options.only.split(",")]
     expected = {name: ACTIVITIES[name](torch.device("cpu")) for name in names}
     if torch.bp.device_count() < THREADS:
-        print(f"{THREADS} devices are needed, and there are {torch.bp.device_count()}", file=sys.stderr)
+        print(f"needs {THREADS} devices, but there are {torch.bp.device_count()}", file=sys.stderr)
         return 2
-    for index in range(THREADS):  # some memory is for good, such as that for a device's reports of errors
+    for index in range(THREADS):  # some memory is never freed, such as a device's memory for errors
         for name in names:
             ACTIVITIES[name](torch.device("bp", index))
     report = Report()
@@ -279,14 +279,14 @@ def main() -> int:
         torch.bp.empty_cache()
         sizes.append(resident())
         print(
-            f"{part}: {time.monotonic() - start:.0f} s, {sum(report.counts.values())} done, {sizes[-1]:.0f} MiB",
+            f"{part}: {time.monotonic() - start:.0f} s, {sum(report.counts.values())} activities, {sizes[-1]:.0f} MiB",
             flush=True,
         )
     grown = sizes[1] - sizes[0]
     if grown > options.growth:
-        report.say(f"the process grew by {grown:.0f} MiB after the warm-up, of {options.growth:.0f} that it may")
+        report.say(f"the process grew by {grown:.0f} MiB after the warm-up; {options.growth:.0f} MiB are allowed")
     print(", ".join(f"{name} {count}" for name, count in sorted(report.counts.items())))
-    print(f"{len(report.wrong)} things went wrong; the process grew by {grown:.1f} MiB after the warm-up")
+    print(f"{len(report.wrong)} failures; the process grew by {grown:.1f} MiB after the warm-up")
     return 1 if report.wrong else 0
 
 

@@ -16,7 +16,7 @@ def same(on_bp: Tensor, on_cpu: Tensor) -> None:
     torch.testing.assert_close(on_bp.cpu(), on_cpu)
 
 
-def test_gradients_are_those_of_the_cpu() -> None:
+def test_gradients_match_cpu() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
     twin = copy.deepcopy(model).to("bp")
@@ -70,7 +70,7 @@ def test_gradcheck_and_gradgradcheck(function: Callable[[Tensor], Tensor]) -> No
     assert torch.autograd.gradgradcheck(function, (x,))
 
 
-def test_grad_of_a_non_scalar_needs_a_gradient() -> None:
+def test_backward_of_non_scalar_requires_a_gradient() -> None:
     x = torch.ones(2, device="bp", requires_grad=True)
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
         (x * 2).backward()
@@ -78,7 +78,7 @@ def test_grad_of_a_non_scalar_needs_a_gradient() -> None:
         (x * 2).backward(torch.ones(2))
 
 
-def test_in_place_changes_of_saved_tensors_are_noticed() -> None:
+def test_in_place_changes_of_saved_tensors_are_detected() -> None:
     x = torch.ones(2, device="bp", requires_grad=True)
     y = x.exp()
     y.add_(1)
@@ -115,8 +115,8 @@ def test_tensor_hooks() -> None:
     assert seen[2:] == [("leaf", "bp")]
 
 
-def test_hooks_after_accumulation() -> None:
-    """The way an optimizer steps inside backward: the hook sees the whole gradient and may drop it."""
+def test_post_accumulate_grad_hook() -> None:
+    """An optimizer step inside backward: the hook sees the accumulated gradient and can drop it."""
     weight = nn.Parameter(torch.ones(3, device="bp"))
 
     def step(parameter: Tensor) -> None:
@@ -143,7 +143,7 @@ def test_module_hooks() -> None:
     assert seen == ["pre bp", "forward bp", "backward pre bp", "backward bp"]
 
 
-def test_hooks_of_saved_tensors() -> None:
+def test_saved_tensor_hooks() -> None:
     x = torch.ones(3, device="bp", requires_grad=True)
     with torch.autograd.graph.save_on_cpu():
         y = x.exp() * x
@@ -176,7 +176,7 @@ class DropoutBlock(nn.Module):
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_draws_the_same_dropout_twice(use_reentrant: bool) -> None:
+def test_checkpointing_repeats_the_dropout_mask(use_reentrant: bool) -> None:
     torch.manual_seed(0)
     block = DropoutBlock().to("bp")
     inputs = torch.randn(8, 16, device="bp")
@@ -185,7 +185,7 @@ def test_checkpointing_draws_the_same_dropout_twice(use_reentrant: bool) -> None
         x = inputs.clone().requires_grad_()
         torch.manual_seed(1)
         output = checkpoint(block, x, use_reentrant=use_reentrant) if checkpointed else block(x)
-        torch.rand(100, device="bp")  # moves the generator on, so that only a restored state gives the same mask
+        torch.rand(100, device="bp")  # advances the generator, so only a restored state gives the same mask
         output.square().sum().backward()
         gradients.append([x.grad, *(parameter.grad for parameter in block.parameters())])
         block.zero_grad()
@@ -194,7 +194,7 @@ def test_checkpointing_draws_the_same_dropout_twice(use_reentrant: bool) -> None
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_leaves_the_generator_where_it_was(use_reentrant: bool) -> None:
+def test_checkpointing_restores_the_generator_state(use_reentrant: bool) -> None:
     block = DropoutBlock().to("bp")
     x = torch.randn(2, 16, device="bp", requires_grad=True)
     output = checkpoint(block, x, use_reentrant=use_reentrant, preserve_rng_state=True)
@@ -203,7 +203,7 @@ def test_checkpointing_leaves_the_generator_where_it_was(use_reentrant: bool) ->
     assert torch.equal(torch.bp.get_rng_state(), before)
 
 
-def test_checkpointing_without_preserved_state_draws_again() -> None:
+def test_checkpointing_without_preserved_rng_state_draws_a_new_mask() -> None:
     torch.manual_seed(0)
     x = torch.ones(1000, device="bp", requires_grad=True)
     masks = []
@@ -239,7 +239,7 @@ class Cube(torch.autograd.Function):
 
 
 class AddOne(torch.autograd.Function):
-    """In place, with a backward that may be used once only."""
+    """In-place; its backward cannot be differentiated."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ class FailsBackward(torch.autograd.Function):
         raise ValueError("this backward fails")
 
 
-def test_an_error_in_backward_comes_back_as_itself_and_the_engine_goes_on() -> None:
+def test_errors_in_backward_propagate_and_the_engine_stays_usable() -> None:
     x = torch.ones(2, device="bp", requires_grad=True)
     for _ in range(2):
         with pytest.raises(ValueError, match="this backward fails"):
@@ -284,7 +284,7 @@ def test_an_error_in_backward_comes_back_as_itself_and_the_engine_goes_on() -> N
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_anomaly_mode_names_the_forward_that_made_nan() -> None:
+def test_anomaly_mode_names_the_function_that_returned_nan() -> None:
     x = torch.zeros(2, device="bp", requires_grad=True)
     with (
         pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
@@ -307,7 +307,7 @@ def test_backward_crosses_devices() -> None:
     assert (a.grad.tolist(), b.grad.tolist(), c.grad.tolist()) == ([2, 2], [2, 2], [2, 2])
 
 
-def test_backward_leaves_the_current_device_alone() -> None:
+def test_backward_keeps_the_current_device() -> None:
     with torch.device("bp:2"):
         x = torch.ones(2, requires_grad=True)
     assert x.device == torch.device("bp:2")
@@ -315,7 +315,7 @@ def test_backward_leaves_the_current_device_alone() -> None:
     x.register_hook(lambda grad: seen.append(torch.bp.current_device()))
     before = torch.bp.current_device()
     (x * 2).sum().backward()
-    assert seen == [2]  # the engine's thread of bp:2 has it current
+    assert seen == [2]  # bp:2 is current in the engine's thread of bp:2
     assert torch.bp.current_device() == before
 
 

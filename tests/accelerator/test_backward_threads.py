@@ -1,4 +1,4 @@
-"""Backward passes run in PyTorch's threads of devices, or in the thread that asks where the program wants that."""
+"""Backward passes run in the autograd engine's device threads, or in the calling thread without multithreading."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def thread_of_a_pass(x: torch.Tensor) -> int:
-    """Where a hook of the pass runs."""
+    """Returns the id of the thread in which a hook of a backward pass runs."""
     found: list[int] = []
     x.register_hook(lambda gradient: found.append(threading.get_ident()))
     (x * 2).sum().backward()
     return found[0]
 
 
-def test_passes_run_in_threads_of_devices() -> None:
+def test_backward_runs_in_device_threads() -> None:
     own = threading.get_ident()
     threads = [thread_of_a_pass(torch.ones(3, device=f"bp:{index}", requires_grad=True)) for index in (0, 1, 0)]
     assert threads[0] == threads[2]
@@ -25,7 +25,7 @@ def test_passes_run_in_threads_of_devices() -> None:
     assert thread_of_a_pass(torch.ones(3, requires_grad=True)) == own
 
 
-def test_a_program_may_have_them_run_in_its_own_thread() -> None:
+def test_backward_without_multithreading_runs_in_the_calling_thread() -> None:
     def other() -> None:
         x = torch.ones(3, device="bp", requires_grad=True)
         with torch.autograd.set_multithreading_enabled(False):
@@ -41,7 +41,7 @@ def test_a_program_may_have_them_run_in_its_own_thread() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_over_several_devices(enabled: bool) -> None:
+def test_backward_over_several_devices(enabled: bool) -> None:
     x = torch.arange(4.0, device="bp:0", requires_grad=True)
     seen: dict[str, tuple[int, int]] = {}
 
@@ -63,22 +63,22 @@ def test_over_several_devices(enabled: bool) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_programs_own_setting_stays(enabled: bool) -> None:
+def test_multithreading_setting_is_kept(enabled: bool) -> None:
     x = torch.ones(3, device="bp", requires_grad=True)
     with torch.autograd.set_multithreading_enabled(enabled):
         (x * 2).sum().backward()
         assert torch.autograd.is_multithreading_enabled() == enabled
 
         def fails(gradient: torch.Tensor) -> None:
-            raise ValueError("a hook's own")
+            raise ValueError("raised by a hook")
 
         x.register_hook(fails)
-        with pytest.raises(ValueError, match="a hook's own"):
+        with pytest.raises(ValueError, match="raised by a hook"):
             (x * 2).sum().backward()
         assert torch.autograd.is_multithreading_enabled() == enabled
 
 
-def test_a_pass_in_a_pass() -> None:
+def test_nested_backward() -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What CUDA serves in a dtype that the CPU lacks: a sample of `conformance --cuda-dtypes`, in this process."""
+"""Operators in dtypes that CUDA supports and the CPU lacks: a sample of `conformance --cuda-dtypes`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_entry(name: str, dtype: torch.dtype) -> None:
     assert result.status == "passed", result.findings
 
 
-def test_results_have_the_dtype_of_promotion() -> None:
+def test_results_have_the_promoted_dtype() -> None:
     half = torch.ones(2, dtype=torch.complex32, device="bp")
     assert torch.exp(half).dtype == torch.complex32
     assert torch.angle(half).dtype == torch.float16
@@ -50,7 +50,7 @@ def test_results_have_the_dtype_of_promotion() -> None:
     assert half.exp_() is half
 
 
-def test_results_that_are_given_have_the_dtype_of_the_result() -> None:
+def test_out_must_have_the_result_dtype() -> None:
     bools = torch.tensor([True, False], device="bp")
     for dtype in (torch.uint8, torch.int8, torch.float32):
         with pytest.raises(RuntimeError, match=r"^Found dtype \w+ but expected Bool$"):
@@ -78,14 +78,14 @@ def test_targets_do_not_promote(target: torch.dtype) -> None:
         assert (loss.dtype, loss.shape) == (torch.float16, (0,))
 
 
-def test_errors_name_the_dtypes_that_were_given() -> None:
+def test_errors_name_the_dtypes_of_the_arguments() -> None:
     for device in ("cpu", "bp"):
         half = torch.ones(3, dtype=torch.float16, device=device)
         with pytest.raises(RuntimeError, match=r"^expected dtype c10::Half .* got dtype c10::complex<c10::Half>$"):
             torch.lerp(half, half.to(torch.complex32), 2.0)
 
 
-def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
+def test_unsupported_dtypes_raise_the_cpus_error() -> None:
     for device in ("cpu", "bp"):
         with pytest.raises(RuntimeError, match=r"^linalg\.inv: Low precision dtypes not supported\. Got Half$"):
             torch.linalg.inv(torch.eye(2, dtype=torch.float16, device=device))
@@ -94,8 +94,8 @@ def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("abs", torch.bool), ("exp", torch.complex32), ("sigmoid", torch.complex32)], ids=str
 )
-def test_writing_to_elements_in_one_place_is_refused(name: str, dtype: torch.dtype) -> None:
-    """As it is in dtypes for which PyTorch's CPU has a kernel; nothing is written."""
+def test_overlapping_destinations_are_refused(name: str, dtype: torch.dtype) -> None:
+    """As in the dtypes that have a CPU kernel. Nothing is written."""
     function = getattr(torch, name)
     one = torch.ones(1, device="bp").to(dtype)
     many = torch.ones(5, device="bp").to(dtype)

@@ -1,4 +1,4 @@
-"""torch.bp has every public name of torch.cuda as tests/support/cuda_parity.py says."""
+"""torch.bp has the public names of torch.cuda as the table in tests/support/cuda_parity.py specifies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 NAMES = cuda_parity.cuda_names()
-REFERENCE_RELEASE = "2.13"  # the one that the table was written for; it may name what others lack
+REFERENCE_RELEASE = "2.13"  # the release of torch that the table describes; others can lack some of its names
 
 
 def lookup(root: Any, name: str) -> Any:
@@ -26,7 +26,7 @@ def of_kind(kind: str) -> list[str]:
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    """(name, kind, default) of each parameter; a default device is compared by its place, not by its name."""
+    """(name, kind, default) of each parameter; the default device "cuda" is read as "bp"."""
     return [
         (parameter.name, parameter.kind, "bp" if parameter.default == "cuda" else parameter.default)
         for parameter in inspect.signature(function).parameters.values()
@@ -38,13 +38,13 @@ def test_every_name_has_a_verdict() -> None:
 
 
 @pytest.mark.skipif(
-    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the table was written for another release of torch"
+    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the table describes another release of torch"
 )
-def test_the_table_names_only_what_torch_cuda_has() -> None:
+def test_the_table_names_only_members_of_torch_cuda() -> None:
     assert [name for name in cuda_parity.TABLE if not name.endswith(".*") and name not in NAMES] == []
 
 
-def test_every_refusal_and_absence_has_a_reason() -> None:
+def test_every_difference_has_a_note() -> None:
     assert [name for name, found in cuda_parity.TABLE.items() if found.kind != "same" and not found.note] == []
 
 
@@ -54,9 +54,9 @@ def test_same(name: str) -> None:
     if isinstance(theirs, types.ModuleType) or not callable(theirs):
         assert type(ours) is type(theirs)
         return
-    if ours is theirs:  # the exceptions, which torch.cuda shares with every device
+    if ours is theirs:  # exceptions, which torch.cuda shares with other devices
         return
-    if type(theirs).__name__ == "tensortype":  # torch.cuda.FloatTensor, which is written in C
+    if type(theirs).__name__ == "tensortype":  # such as torch.cuda.FloatTensor, which is implemented in C++
         assert (ours.dtype, ours.is_sparse) == (theirs.dtype, theirs.is_sparse)
         return
     assert parameters(ours) == parameters(theirs)
@@ -98,16 +98,16 @@ def test_all_lists_every_public_name() -> None:
         and not isinstance(getattr(torch.bp, name), types.ModuleType)
         and name not in ("annotations", "Any")
     }
-    legacy = set(torch.bp.legacy.NAMES)  # made when they are asked for
+    legacy = set(torch.bp.legacy.NAMES)  # created on first access
     modules = {"amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"}
     assert set(torch.bp.__all__) == public | legacy | modules | {"default_generators"}
     assert len(set(torch.bp.__all__)) == len(torch.bp.__all__)
 
 
 @pytest.mark.skipif(
-    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the page counts another release's names"
+    not torch.__version__.startswith(REFERENCE_RELEASE), reason="the page describes another release of torch"
 )
-def test_the_page_of_torch_bp_has_the_figures_of_the_table() -> None:
+def test_the_torch_bp_page_has_the_counts_of_the_table() -> None:
     page = (paths.DOCS / "torch-bp.md").read_text(encoding="utf-8")
     marked = re.search(r"<!-- generated: parity -->(.*?)<!-- /generated -->", page, re.DOTALL)
     assert marked, "docs/torch-bp.md has no generated part named parity"

@@ -1,4 +1,4 @@
-"""Feeding bp: pinned memory, DataLoader workers, and copies that overlap with the stream's work."""
+"""Pinned memory, DataLoader workers, and copies that overlap with the stream's work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_backplane import _C
 
-BUSY = 500  # milliseconds: longer than the few lines that follow take on a loaded machine
+BUSY = 500  # milliseconds: longer than the lines after the sleep take on a loaded machine
 
 
 class Squares(Dataset[dict[str, Tensor]]):
-    """Items are dictionaries, so that pinning has to walk through a structure."""
+    """Items are dictionaries, so pinning has to traverse a nested structure."""
 
     def __len__(self) -> int:
         return 12
@@ -36,13 +36,13 @@ def test_is_pinned() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor:DeprecationWarning")
-def test_pinning_may_name_the_device() -> None:
+def test_pin_memory_accepts_a_device() -> None:
     pinned = torch.ones(10).pin_memory("bp")
     assert pinned.is_pinned("bp")
     assert pinned.is_pinned()
 
 
-def test_pinning_needs_no_device_argument_where_bp_is_the_accelerator() -> None:
+def test_pinning_needs_no_device_argument() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("bp")
     assert torch.ones(2).pin_memory().is_pinned()
     assert torch.empty(3, pin_memory=True).is_pinned()
@@ -60,21 +60,21 @@ def test_bp_tensors_cannot_be_pinned() -> None:
         torch.empty(2, device="bp", pin_memory=True)
 
 
-def test_pinned_memory_is_used_again() -> None:
+def test_pinned_memory_is_reused() -> None:
     first = torch.empty(1 << 16, pin_memory=True)
     address = first.data_ptr()
     del first
     assert torch.empty(1 << 16, pin_memory=True).data_ptr() == address
 
 
-def test_pinned_memory_waits_for_the_copies_that_read_it() -> None:
+def test_pinned_memory_is_not_reused_while_copies_read_it() -> None:
     stream = torch.Stream("bp")
     pinned = torch.full((1 << 14,), 5.0).pin_memory()
     address = pinned.data_ptr()
     with stream:
         _C.sleep(BUSY)
         on_bp = pinned.to("bp", non_blocking=True)
-    assert not stream.query()  # the copy is still to come
+    assert not stream.query()  # the copy is pending
     del pinned
     other = torch.empty(1 << 14, pin_memory=True)
     assert other.data_ptr() != address
@@ -82,7 +82,7 @@ def test_pinned_memory_waits_for_the_copies_that_read_it() -> None:
     stream.synchronize()
     assert torch.equal(on_bp.cpu(), torch.full((1 << 14,), 5.0))
     again = torch.empty(1 << 14, pin_memory=True)
-    assert again.data_ptr() == address  # the copy is over: the block serves again
+    assert again.data_ptr() == address  # the copy has completed, so the block is reused
 
 
 def test_non_blocking_copies_return_while_the_stream_is_busy() -> None:
@@ -109,7 +109,7 @@ def test_blocking_copies_wait_for_the_stream() -> None:
     assert torch.accelerator.current_stream().query()
 
 
-def test_non_blocking_copy_between_devices_waits_for_the_sources_stream() -> None:
+def test_non_blocking_copy_between_devices_waits_for_the_source_stream() -> None:
     pinned = torch.full((1000,), 5.0).pin_memory()
     with torch.accelerator.device_index(0):
         _C.sleep(50)
@@ -123,7 +123,7 @@ def test_non_blocking_copy_between_devices_waits_for_the_sources_stream() -> Non
 @pytest.mark.parametrize("device", [None, "bp"])
 @pytest.mark.filterwarnings("ignore:.*pin_memory_device.*deprecated")
 def test_data_loader_with_pinned_memory(workers: int, device: str | None) -> None:
-    """Workers that never touch bp may be forked from a process that does; forking is DataLoader's default on Linux."""
+    """Workers that do not use bp can be forked from a process that does; fork is DataLoader's default on Linux."""
     assert torch.ones(2, device="bp").sum().item() == 2
     loader = DataLoader(
         Squares(),
@@ -151,14 +151,14 @@ class MakesBpTensors(Dataset[Tensor]):
         return torch.ones(1, device="bp")
 
 
-def test_a_forked_worker_that_touches_bp_is_told_why_it_cannot() -> None:
+def test_a_forked_worker_that_uses_bp_raises() -> None:
     torch.ones(1, device="bp")
     with pytest.raises(RuntimeError, match="Cannot re-initialize bp in forked subprocess"):
         next(iter(DataLoader(MakesBpTensors(), num_workers=1, multiprocessing_context="fork")))
     assert torch.ones(1, device="bp").item() == 1
 
 
-def test_data_sets_that_live_on_bp() -> None:
+def test_datasets_on_bp() -> None:
     data = TensorDataset(torch.arange(6.0, device="bp"), torch.arange(6, device="bp"))
     generator = torch.Generator().manual_seed(0)
     batches = list(DataLoader(data, batch_size=2, shuffle=True, generator=generator))
@@ -166,7 +166,7 @@ def test_data_sets_that_live_on_bp() -> None:
     assert sorted(torch.cat([values for values, _ in batches]).tolist()) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_loader_under_a_default_device() -> None:
+def test_data_loader_with_a_default_device() -> None:
     with torch.device("bp"):
         loader = DataLoader(
             TensorDataset(torch.arange(6.0)), batch_size=2, shuffle=True, generator=torch.Generator(device="bp")

@@ -1,4 +1,4 @@
-"""Tensors of different devices in one call: PyTorch's message, and what is allowed all the same."""
+"""Calls with tensors on different devices: PyTorch's error, and the combinations that are allowed."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ INDEXING: dict[str, Callable[[Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("name", INDEXING)
 @pytest.mark.parametrize("kind", ["numbers", "mask"])
 @pytest.mark.parametrize(("indexed", "index"), [("cpu", "bp:0"), ("bp:0", "bp:1"), ("bp:1", "bp:0")])
-def test_indices_of_another_device_are_refused_in_pytorchs_words(
-    indexed: str, index: str, kind: str, name: str
-) -> None:
+def test_indices_on_another_device_raise_pytorchs_error(indexed: str, index: str, kind: str, name: str) -> None:
     a = torch.zeros(3, 3, device=indexed)
     i = torch.tensor([0, 1]) if kind == "numbers" else torch.tensor([True, False, True])
     message = rf"indices should be either on cpu or on the same device as the indexed tensor \({indexed}\)"
@@ -71,7 +69,7 @@ def test_indices_of_another_device_are_refused_in_pytorchs_words(
     INDEXING[name](a, i)
 
 
-def test_numbers_in_cpu_tensors_are_welcome() -> None:
+def test_zero_dim_cpu_tensors_are_accepted() -> None:
     x, two = torch.ones(3, device="bp"), torch.tensor(2.0)
     for result in (
         x * two,
@@ -101,9 +99,9 @@ def test_numbers_in_cpu_tensors_are_welcome() -> None:
         lambda x, number: x.equal(number),
     ],
 )
-def test_numbers_in_cpu_tensors_are_as_welcome_to_these(function: Callable[[Tensor, Tensor], Any]) -> None:
+def test_zero_dim_cpu_tensors_are_accepted_by_other_operators(function: Callable[[Tensor, Tensor], Any]) -> None:
     x = torch.arange(3.0)
-    for number in (torch.tensor(2.0), torch.tensor(1.0)):  # a plan for the first must not keep its value
+    for number in (torch.tensor(2.0), torch.tensor(1.0)):  # a plan recorded for the first must not keep its value
         expected, result = function(x, number), function(x.to("bp"), number)
         if isinstance(result, Tensor):
             assert result.device.type == "bp"
@@ -112,33 +110,33 @@ def test_numbers_in_cpu_tensors_are_as_welcome_to_these(function: Callable[[Tens
             assert result == expected
 
 
-def test_numbers_in_tensors_of_another_bp_device_are_not() -> None:
+def test_zero_dim_tensors_on_another_bp_device_are_refused() -> None:
     with pytest.raises(RuntimeError, match=SAME):
         torch.ones(3, device="bp:0") * torch.tensor(2.0, device="bp:1")
     with pytest.raises(RuntimeError, match=SAME):
         torch.ones(3, device="bp:0").add_(torch.tensor(2.0, device="bp:1"))
 
 
-def test_a_number_on_bp_does_not_move_a_cpu_tensor() -> None:
+def test_zero_dim_bp_tensors_with_cpu_tensors_are_refused() -> None:
     with pytest.raises(RuntimeError, match=SAME):
         torch.ones(3) * torch.tensor(2.0, device="bp")
     with pytest.raises(RuntimeError, match=SAME):
         torch.ones(3).add_(torch.tensor(2.0, device="bp"))
 
 
-def test_indices_may_come_from_the_cpu() -> None:
+def test_indices_can_be_on_the_cpu() -> None:
     x = torch.arange(6.0, device="bp").view(3, 2)
     assert x[torch.tensor([2, 0])].tolist() == [[4, 5], [0, 1]]
     assert x[torch.tensor([True, False, True])].tolist() == [[0, 1], [4, 5]]
     x[torch.tensor([0])] = torch.zeros(2, device="bp")
     assert x[0].tolist() == [0, 0]
-    x[torch.tensor([1])] = torch.tensor(7.0)  # a number may come from the CPU too
+    x[torch.tensor([1])] = torch.tensor(7.0)  # a zero-dim value can be on the CPU, too
     assert x[1].tolist() == [7, 7]
     x.index_put_((torch.tensor([2]),), torch.ones(2, device="bp"), accumulate=True)
     assert x[2].tolist() == [5, 6]
 
 
-def test_indices_may_not_come_from_another_bp_device() -> None:
+def test_indices_on_another_bp_device_are_refused() -> None:
     x = torch.arange(6.0, device="bp:0")
     index = torch.tensor([0], device="bp:1")
     with pytest.raises(RuntimeError, match="indices should be either on|" + SAME):
@@ -149,7 +147,7 @@ def test_indices_may_not_come_from_another_bp_device() -> None:
         torch.arange(3.0)[index]
 
 
-def test_values_of_an_index_assignment_may_not_come_from_the_cpu() -> None:
+def test_cpu_values_of_an_index_assignment_are_refused() -> None:
     x = torch.arange(6.0, device="bp")
     with pytest.raises(RuntimeError, match=SAME):
         x[torch.tensor([0, 1], device="bp")] = torch.zeros(2)
@@ -168,7 +166,7 @@ def test_modules_on_another_device_than_their_input(other: str) -> None:
             module.to("bp:0")(torch.ones(shape, device=other))
 
 
-def test_data_parallel_is_refused_on_bp_alone() -> None:
+def test_data_parallel_is_refused_only_on_bp() -> None:
     linear = torch.nn.Linear(2, 2)
     for module, options in (
         (copy.deepcopy(linear).to("bp:0"), {}),
@@ -186,7 +184,7 @@ def test_data_parallel_is_refused_on_bp_alone() -> None:
     assert torch.equal(torch.nn.DataParallel(linear)(x), linear(x))
 
 
-def test_results_are_on_the_device_of_the_arguments_not_on_the_current_one() -> None:
+def test_results_are_on_the_device_of_the_arguments() -> None:
     x = torch.ones(3, device="bp:2")
     assert torch.bp.current_device() == 0
     for result in (x + 1, x.sum(), x.nonzero(), torch.zeros_like(x), torch.rand_like(x), x.sort().indices, x.clone()):

@@ -1,4 +1,4 @@
-"""DLPack both ways, and what numpy and other array libraries are told about bp tensors."""
+"""DLPack import and export, and the errors that NumPy and other array libraries get for bp tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils import dlpack
 
-EXTENSION_DEVICE = 12  # kDLExtDev of dlpack.h: a device that DLPack itself has no number for
+EXTENSION_DEVICE = 12  # kDLExtDev of dlpack.h: a device type that DLPack does not define
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_round_trip_shares_memory(dtype: torch.dtype) -> None:
     assert not y.any()
 
 
-def test_from_dlpack_takes_the_tensor_itself() -> None:
+def test_from_dlpack_accepts_tensors() -> None:
     x = torch.arange(3.0, device="bp")
     assert x.__dlpack_device__() == (EXTENSION_DEVICE, 0)
     assert torch.ones(1, device="bp:2").__dlpack_device__() == (EXTENSION_DEVICE, 2)
@@ -31,7 +31,7 @@ def test_from_dlpack_takes_the_tensor_itself() -> None:
     assert y.data_ptr() == x.data_ptr()
 
 
-def test_memory_lives_as_long_as_the_last_holder() -> None:
+def test_memory_is_freed_with_the_last_reference() -> None:
     before = torch.accelerator.memory_allocated()
     y = torch.from_dlpack(torch.ones(1000, device="bp"))
     assert torch.accelerator.memory_allocated() > before
@@ -51,7 +51,7 @@ def test_copies_are_made_on_request() -> None:
     assert torch.from_dlpack(x, device="bp:0").data_ptr() == x.data_ptr()
 
 
-def test_from_the_cpu_goes_through_to() -> None:
+def test_numpy_arrays_to_bp() -> None:
     array = np.arange(4, dtype=np.float32)
     x = torch.from_dlpack(array).to("bp")
     assert x.tolist() == [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_from_the_cpu_goes_through_to() -> None:
     assert torch.tensor(array, device="bp").tolist() == [0, 1, 2, 3]
 
 
-def test_between_devices() -> None:
+def test_from_dlpack_between_devices() -> None:
     x = torch.ones(2, device="bp")
     assert torch.from_dlpack(x, device="cpu").tolist() == [1, 1]
     assert torch.from_dlpack(torch.ones(2), device="bp").device.type == "bp"
@@ -68,20 +68,20 @@ def test_between_devices() -> None:
         torch.from_dlpack(x, device="cpu", copy=False)
 
 
-def test_pinned_tensors_are_read_where_they_are() -> None:
+def test_numpy_reads_pinned_tensors_in_place() -> None:
     pinned = torch.arange(3.0).pin_memory()
     assert np.asarray(pinned).tolist() == [0, 1, 2]
     assert np.from_dlpack(pinned).ctypes.data == pinned.data_ptr()
 
 
-def test_what_dlpack_cannot_carry() -> None:
+def test_tensors_that_dlpack_does_not_support() -> None:
     with pytest.raises(BufferError, match=r"requires gradient|require gradient"):
         torch.ones(1, device="bp", requires_grad=True).__dlpack__()
     with pytest.raises(BufferError, match="conjugate bit"):
         torch.ones(1, device="bp", dtype=torch.complex64).conj().__dlpack__()
 
 
-def test_numpy_is_refused_with_pytorchs_message() -> None:
+def test_conversion_to_numpy_raises_pytorchs_error() -> None:
     x = torch.ones(3, device="bp")
     message = (
         r"can't convert bp:0 device type tensor to numpy\. Use Tensor\.cpu\(\) to copy the tensor to host memory first"
@@ -94,19 +94,19 @@ def test_numpy_is_refused_with_pytorchs_message() -> None:
     assert torch.ones(1, device="bp", requires_grad=True).numpy(force=True).tolist() == [1]
 
 
-def test_numpy_cannot_read_it_through_dlpack() -> None:
+def test_numpy_from_dlpack_raises() -> None:
     with pytest.raises((BufferError, RuntimeError), match=r"[Uu]nsupported device"):
         np.from_dlpack(torch.ones(3, device="bp"))
 
 
-def test_the_cuda_array_interface_is_not_offered() -> None:
+def test_there_is_no_cuda_array_interface() -> None:
     x = torch.ones(3, device="bp")
     assert not hasattr(x, "__cuda_array_interface__")
     with pytest.raises(TypeError):
         memoryview(x)
 
 
-def test_numpy_numbers_are_welcome() -> None:
+def test_numpy_scalars_and_arrays_as_operands() -> None:
     x = torch.ones(3, device="bp")
     assert (x * np.float32(2)).tolist() == [2, 2, 2]
     assert x[np.int64(1)].item() == 1

@@ -1,4 +1,4 @@
-"""Programs end as they should, whatever is under way: a sample of what `make test-exit` runs hundreds of times."""
+"""Programs exit cleanly whatever is running: a sample of what `make test-exit` runs hundreds of times."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("way", exit_ways.WAYS)
-def test_a_program_ends_as_it_should(runner: exit_ways.Runner, way: str) -> None:
-    times = 8 if way == "end of script, at once" else 1  # the others differ from each other in a few of a hundred runs
+def test_a_program_exits_cleanly(runner: exit_ways.Runner, way: str) -> None:
+    times = 8 if way == "end of script, GIL kept" else 1  # it provokes a race; other ways need hundreds of runs
     assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
 
 
@@ -39,7 +39,7 @@ x = torch.ones(3, device="bp:1", requires_grad=True)
 
 def hold_in_a_pass():
     held = Held()
-    torch._C._stash_obj_in_tls("held", held)  # a pass takes over what the thread has that asks for it
+    torch._C._stash_obj_in_tls("held", held)  # a backward pass inherits the thread's state
     (x * 2).sum().backward()
     torch._C._stash_obj_in_tls("held", None)
     return weakref.ref(held)
@@ -56,7 +56,7 @@ print(*found, flush=True)
 os._exit(0)
 """
 
-# What the pass holds is dropped after the atexit function has run, and before Python is finalized.
+# The pass's objects are released after the atexit function has run and before Python is finalized.
 LAST_PASS = f"""
 import atexit
 functions = []
@@ -73,24 +73,24 @@ functions.append(last_pass)
 
 @pytest.fixture(scope="module")
 def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a program whose autograd threads drop their passes late."""
+    """The environment of a program whose autograd threads release their passes late."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to build late_threads.c with")
+        pytest.skip("no C compiler to build late_threads.c")
     library = tmp_path_factory.mktemp("late") / "late_threads.so"
     source = paths.SUPPORT / "late_threads.c"
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     return os.environ | exit_ways.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
 
 
-def test_the_threads_of_devices_let_go_of_their_last_pass(late_threads: dict[str, str]) -> None:
+def test_device_threads_release_their_last_pass(late_threads: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LET_GO], env=late_threads, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "False True True True\n", done.stderr
 
 
-def test_a_pass_in_an_atexit_function_that_was_registered_before_torch_was_imported(
+def test_backward_in_an_atexit_function_registered_before_importing_torch(
     late_threads: dict[str, str],
 ) -> None:
     done = subprocess.run(

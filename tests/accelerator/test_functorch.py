@@ -1,4 +1,4 @@
-"""torch.func on bp: vmap, grad, jvp, vjp, Jacobians and Hessians; and forward-mode differentiation by itself."""
+"""torch.func on bp: vmap, grad, jvp, vjp, Jacobians and Hessians; and forward-mode AD without torch.func."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def both(function: Callable[..., object], *inputs: Tensor) -> None:
-    """function(*inputs) on bp gives bp tensors with the values that the CPU gives."""
+    """Asserts that function(*inputs) returns bp tensors on bp, with the CPU's values."""
     on_bp = torch.utils._pytree.tree_leaves(function(*(tensor.to("bp") for tensor in inputs)))
     on_cpu = torch.utils._pytree.tree_leaves(function(*inputs))
     assert on_bp
@@ -87,7 +87,7 @@ def test_jacobians_and_hessians() -> None:
     )
 
 
-def test_gradients_per_sample() -> None:
+def test_per_sample_gradients() -> None:
     layer = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(9, 2))
 
     def run(inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -128,8 +128,8 @@ def test_forward_over_reverse() -> None:
     both(run, torch.randn(4), torch.randn(4))
 
 
-def test_tangents_of_zero_without_memory() -> None:
-    """Forward mode fills missing tangents with tensors that have sizes and no memory."""
+def test_zero_tensors_as_tangents() -> None:
+    """Forward mode fills missing tangents with zero tensors, which have sizes but no storage."""
     zeros = torch._efficientzerotensor((3,), device="bp")
     assert zeros._is_zerotensor()
     x = torch.arange(3.0, device="bp")
@@ -163,7 +163,7 @@ ON_ZEROS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", ON_ZEROS)
-def test_tensors_of_zeros_without_memory_are_operands(name: str) -> None:
+def test_zero_tensors_as_operands(name: str) -> None:
     function = ON_ZEROS[name]
     found, expected = (
         function(torch._efficientzerotensor((3,), device=device), torch.arange(1.0, 4.0, device=device))
@@ -173,7 +173,7 @@ def test_tensors_of_zeros_without_memory_are_operands(name: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_products_of_gradients_that_are_zero() -> None:
+def test_dot_of_zero_gradients() -> None:
     x = torch.tensor([1.0, -2.0], device="bp", requires_grad=True)
     (slope,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
     (none,) = torch.autograd.grad(slope.square().sum(), x)

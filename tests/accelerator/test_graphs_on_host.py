@@ -1,4 +1,4 @@
-"""Graphs on host devices, by the tests of opencl/; and what is the host's own."""
+"""Graphs on host devices: the tests of opencl/, and tests of what only host devices do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_graphed_training import *  # noqa: F403
 from test_graphs import *  # noqa: F403
 from test_graphs import captured
 
-# The CPU is where these devices' operators run.
+# Host devices run all operators on the CPU.
 REFUSED = [name for name in on_opencl.REFUSED if name != "an operator on the CPU"]
 
 
@@ -30,7 +30,7 @@ def test_errors_name_the_operator_and_leave_the_stream_usable(name: str) -> None
 
 
 def test_captures_do_not_tune() -> None:
-    """Nor elsewhere on host devices."""
+    """Host devices never tune."""
     x, w = torch.randn(1, 4, 12, 13, device="bp"), torch.randn(4, 4, 3, 3, device="bp")
     graph = torch.bp.Graph()
     with captured(graph):
@@ -39,8 +39,8 @@ def test_captures_do_not_tune() -> None:
     torch.testing.assert_close(y.cpu(), torch.nn.functional.conv2d(x.cpu(), w.cpu()))
 
 
-def test_a_library_of_others_cannot_be_captured() -> None:
-    """Its CPU kernel may be Python's, which replays would call without asking."""
+def test_operators_of_other_libraries_cannot_be_captured() -> None:
+    """Their CPU kernels can be Python functions, whose authors do not expect calls at a replay."""
     with torch.library._scoped_library("test_graphs_on_host", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CPU")
@@ -57,7 +57,7 @@ def channels_last(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, device="bp").to(memory_format=torch.channels_last)
 
 
-# Their results are not what PyTorch's meta kernels say.
+# Calls whose results differ from those of PyTorch's meta kernels in strides, sizes or dtype.
 LIKE_NO_OTHER: dict[str, Callable[[], torch.Tensor]] = {
     "replication padding": lambda: F.pad(channels_last(2, 3, 4, 5), (1, 2, 1, 1), mode="replicate"),
     "reflection padding": lambda: F.pad(channels_last(2, 3, 4, 5), (1, 2, 1, 1), mode="reflect"),
@@ -74,7 +74,7 @@ LIKE_NO_OTHER: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LIKE_NO_OTHER)
-def test_results_are_those_of_the_call_itself(name: str) -> None:
+def test_captured_results_have_the_layout_of_eager_results(name: str) -> None:
     torch.manual_seed(0)
     expected = LIKE_NO_OTHER[name]()
     torch.manual_seed(0)
@@ -87,8 +87,8 @@ def test_results_are_those_of_the_call_itself(name: str) -> None:
         assert found.item() == expected.item()
 
 
-def test_steps_of_a_model_that_begins_with_a_batch_norm() -> None:
-    """The gradient of its input is none that anybody wants."""
+def test_training_step_of_a_model_that_starts_with_batch_norm() -> None:
+    """The gradient of the input is not needed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).to("bp")
     x = torch.randn(8, 4, device="bp")
@@ -108,7 +108,7 @@ def test_steps_of_a_model_that_begins_with_a_batch_norm() -> None:
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_what_shapes_are_refused_is_said_by_the_call(good: bool) -> None:
+def test_shape_errors_are_raised_by_the_captured_call(good: bool) -> None:
     x, y = torch.zeros(3, device="bp"), torch.ones(3 if good else 4, device="bp")
     graph = torch.bp.Graph()
     with captured(graph):
@@ -122,7 +122,7 @@ def test_what_shapes_are_refused_is_said_by_the_call(good: bool) -> None:
 
 
 def test_results_of_any_layout_and_dtype() -> None:
-    """In the strides that PyTorch's meta kernels give."""
+    """With the strides that PyTorch's meta kernels give."""
     x = torch.randn(4, 5, 6).permute(2, 0, 1)
     there = x.to("bp")
     graph = torch.bp.Graph()
@@ -148,8 +148,8 @@ MODES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_recurrent_layer_is_one_call(mode: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """And so are its gradients; of sizes for which oneDNN saves more, and for which it saves less."""
+def test_a_recurrent_layer_is_one_call_in_a_graph(mode: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """So is its backward. The sizes cover larger and smaller workspaces of oneDNN."""
     for features, hidden, steps, biases in ((3, 5, 4, True), (70, 33, 9, False), (1, 130, 2, True)):
         torch.manual_seed(hidden)
         model = MODES[mode](features, hidden, bidirectional=True, bias=biases).to("bp", dtype)

@@ -1,4 +1,4 @@
-"""torch.jit and the compiler's eager backends on bp."""
+"""torch.jit, torch.compile's eager backends, torch.export and make_fx on bp."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_export() -> None:
     torch.testing.assert_close(program.module()(x), model(x))
 
 
-def test_fake_and_meta_tensors_know_bp() -> None:
+def test_fake_tensors_on_bp() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     before = torch.accelerator.memory_allocated()
     with FakeTensorMode():
-        x = torch.empty(1 << 40, device="bp")  # four tebibytes that nobody allocates
+        x = torch.empty(1 << 40, device="bp")  # 4 TiB, which are not allocated
         y = (x + 1).view(2, -1).sum(1)
         assert y.device == torch.device("bp:0")
         assert y.shape == (2,)

@@ -1,4 +1,4 @@
-"""Names that torch.cuda keeps for old programs, in torch.bp: typed tensors and storages, and torch.bp.amp."""
+"""Legacy names of torch.cuda in torch.bp: typed tensors, typed storages, and torch.bp.amp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_tensor_types_tell_and_make(name: str) -> None:
+def test_typed_tensor_classes(name: str) -> None:
     kind, dtype = getattr(torch.bp, f"{name}Tensor"), DTYPES[name]
     x = torch.ones(2, device="bp").to(dtype)
     assert isinstance(x, kind)
@@ -34,7 +34,7 @@ def test_tensor_types_tell_and_make(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "ComplexFloat", "ComplexDouble"])
-def test_storage_types_tell_and_make(name: str) -> None:
+def test_typed_storage_classes(name: str) -> None:
     kind = getattr(torch.bp, f"{name}Storage")
     dtype = kind.dtype
     x = torch.ones(2, device="bp").to(dtype)
@@ -47,7 +47,7 @@ def test_storage_types_tell_and_make(name: str) -> None:
         kind.from_buffer(b"12345678")
 
 
-def test_amp_names_are_those_of_torch_amp() -> None:
+def test_amp_names_match_torch_amp() -> None:
     import torch.bp.amp  # type: ignore[import-not-found]
 
     class Twice(torch.autograd.Function):

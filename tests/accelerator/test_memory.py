@@ -1,4 +1,4 @@
-"""torch.bp.memory: the names, the statistics, the pools, and what PyTorch's memory viewers read."""
+"""torch.bp.memory: names, statistics, pools, and the snapshots that PyTorch's memory viewers read."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def empty(size: int, device: str = "bp") -> torch.Tensor:
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
-ABSENT = {"CUDAPluggableAllocator"}  # memory is made by drivers, and change_current_allocator says so
+ABSENT = {"CUDAPluggableAllocator"}  # PluggableAllocator in torch.bp
 
 
-def test_the_names_are_those_of_torch_cuda() -> None:
+def test_names_match_torch_cuda() -> None:
     expected = set(torch.cuda.memory.__all__) - ABSENT
     assert expected <= set(memory.__all__)
     for name in memory.__all__:
         assert callable(getattr(memory, name))
 
 
-def test_the_arguments_are_those_of_torch_cuda() -> None:
+def test_parameters_match_torch_cuda() -> None:
     private = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_save_segment_usage", "_save_memory_usage"}
     for name in {*torch.cuda.memory.__all__, *private} - ABSENT:
         theirs = inspect.signature(getattr(torch.cuda.memory, name))
@@ -58,13 +58,13 @@ def test_the_arguments_are_those_of_torch_cuda() -> None:
 
 
 @pytest.mark.parametrize("name", ["list_gpu_processes", "memory_usage", "utilization"])
-def test_what_drivers_cannot_tell(name: str) -> None:
+def test_functions_without_driver_support_raise(name: str) -> None:
     with pytest.raises(NotImplementedError, match="bp drivers do not report"):
         getattr(memory, name)()
 
 
-def test_there_is_one_backend() -> None:
-    """Also where an allocator is plugged in (test_pluggable_allocators.py)."""
+def test_the_allocator_backend_is_native() -> None:
+    """Also with pluggable allocators (test_pluggable_allocators.py)."""
     assert memory.get_allocator_backend() == "native"
 
 
@@ -72,7 +72,7 @@ def test_there_is_one_backend() -> None:
 
 
 def documented_keys() -> set[str]:
-    """What the docstring of torch.cuda.memory_stats promises, with its braces written out."""
+    """The keys in the docstring of torch.cuda.memory_stats, with its braces expanded."""
     keys: set[str] = set()
     for text in re.findall(r'``"([^"]+)"``: *\n', inspect.getdoc(torch.cuda.memory_stats) or ""):
         parts = [part.strip("{}").split(",") for part in re.findall(r"\{[^}]*\}|[^.{}]+", text)]
@@ -80,12 +80,12 @@ def documented_keys() -> set[str]:
     return keys
 
 
-def test_every_documented_statistic_is_there() -> None:
+def test_every_documented_statistic_exists() -> None:
     documented = documented_keys()
     assert len(documented) > 100
     # The docstring says "allocated" where the key is "allocation".
     renamed = {re.sub(r"^allocated\.", "allocation.", key) for key in documented}
-    renamed.discard("reserved_bytes_by_private_pools")  # has keys of its own for each pool
+    renamed.discard("reserved_bytes_by_private_pools")  # has separate keys for each pool
     statistics = memory.memory_stats()
     assert renamed <= set(statistics)
     assert list(statistics) == sorted(statistics)
@@ -121,7 +121,7 @@ def test_statistics_count() -> None:
     assert memory.memory_stats()["allocation.all.allocated"] == 0
 
 
-def test_torch_accelerator_sees_the_same() -> None:
+def test_torch_accelerator_reports_the_same() -> None:
     tensor = empty(5000)
     assert torch.accelerator.memory_allocated() == memory.memory_allocated() >= tensor.nbytes
     assert torch.accelerator.max_memory_reserved() == memory.max_memory_reserved()
@@ -129,7 +129,7 @@ def test_torch_accelerator_sees_the_same() -> None:
     assert torch.accelerator.memory_stats()["num_ooms"] == memory.memory_stats()["num_ooms"]
 
 
-def test_before_devices_are_used() -> None:
+def test_statistics_before_the_first_use() -> None:
     code = (
         "import torch, torch_backplane; from torch_backplane import _C\n"
         "from torch_backplane.accelerator import memory\n"
@@ -140,7 +140,7 @@ def test_before_devices_are_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_old_names_still_work_with_a_warning() -> None:
+def test_deprecated_names_warn() -> None:
     with pytest.warns(FutureWarning, match="memory_reserved"):
         assert memory.memory_cached() == memory.memory_reserved()
     with pytest.warns(FutureWarning, match="max_memory_reserved"):
@@ -210,7 +210,7 @@ def pool_segments(pool: memory.MemPool) -> list[int]:
     return [segment["address"] for segment in memory.memory_snapshot() if segment["segment_pool_id"] == pool.id]
 
 
-def test_a_pool_has_memory_of_its_own() -> None:
+def test_a_pool_has_its_own_segments() -> None:
     outside = empty(1000)
     pool = memory.MemPool()
     assert pool.use_count() == 1
@@ -224,7 +224,7 @@ def test_a_pool_has_memory_of_its_own() -> None:
     assert memory.memory_stats()[f"{key}.current"] == 2 * MIB
     address = inside.data_ptr()
     del inside, outside
-    assert empty(1000).data_ptr() != address  # free, and still the pool's
+    assert empty(1000).data_ptr() != address  # free, but still in the pool
     memory.empty_cache()
     assert len(pool_segments(pool)) == 1
     del pool
@@ -232,7 +232,7 @@ def test_a_pool_has_memory_of_its_own() -> None:
     assert memory.memory_stats()[f"{key}.peak"] == 2 * MIB
 
 
-def test_tensors_may_outlive_their_pool() -> None:
+def test_tensors_can_outlive_their_pool() -> None:
     pool = memory.MemPool()
     pool_id = pool.id
     with memory.use_mem_pool(pool):
@@ -256,7 +256,7 @@ def test_pools_nest() -> None:
     assert [inside <= tensor.data_ptr() < inside + 2 * MIB for tensor in (first, second, third)] == [True, False, True]
 
 
-def test_an_error_ends_the_use_of_a_pool() -> None:
+def test_the_use_of_a_pool_ends_on_an_exception() -> None:
     pool = memory.MemPool()
     with pytest.raises(ZeroDivisionError), memory.use_mem_pool(pool):
         raise ZeroDivisionError
@@ -265,7 +265,7 @@ def test_an_error_ends_the_use_of_a_pool() -> None:
     assert not pool_segments(pool)
 
 
-def test_a_pool_that_does_not_split() -> None:
+def test_a_pool_with_no_split() -> None:
     pool = memory.MemPool(no_split=True)
     with memory.use_mem_pool(pool):
         tensors = [empty(1000), empty(1000)]
@@ -297,7 +297,7 @@ def allocate_for_history(size: int) -> torch.Tensor:
     return empty(size)
 
 
-def test_the_snapshot_adds_up() -> None:
+def test_the_snapshot_matches_the_statistics() -> None:
     tensors = [empty(1000), empty(5 * MIB), empty(300)]
     segments = [segment for segment in memory.memory_snapshot() if segment["device"] == torch.bp.current_device()]
     assert sum(segment["total_size"] for segment in segments) == memory.memory_reserved()
@@ -313,9 +313,9 @@ def test_the_snapshot_adds_up() -> None:
     assert all(states[tensor.data_ptr()] == "active_allocated" for tensor in tensors)
 
 
-def test_history_tells_what_happened_and_where() -> None:
+def test_history_records_actions_and_stacks() -> None:
     memory._record_memory_history(stacks="python", clear_history=True)
-    kept = allocate_for_history(64 * MIB)  # larger than what other tests may have left free in a segment
+    kept = allocate_for_history(64 * MIB)  # larger than any free block that other tests can have left
     gone = allocate_for_history(64 * MIB + 1)
     address = gone.data_ptr()
     del gone
@@ -362,7 +362,7 @@ def test_history_can_be_limited() -> None:
     assert memory._snapshot()["device_traces"][0] == []
 
 
-def test_history_has_metadata_and_out_of_memory() -> None:
+def test_history_records_metadata_and_out_of_memory() -> None:
     memory._record_memory_history("all", context=None, clear_history=True)
     memory._set_memory_metadata("epoch 3")
     assert memory._get_memory_metadata() == "epoch 3"

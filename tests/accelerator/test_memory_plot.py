@@ -1,4 +1,4 @@
-"""Pages of memory snapshots: what they show is what the allocator counts, and a browser shows it without a network."""
+"""HTML pages of memory snapshots: they match the allocator's counts, and a browser shows them without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 @pytest.fixture
 def snapshot() -> Any:
-    """Of a program that allocates before its history begins, and frees some of both; with what it holds in the end."""
+    """A memory snapshot with allocations from before and after recording began, and what the allocator counted."""
     torch.bp.empty_cache()
     before = [torch.ones(1 << size, device="bp") for size in (10, 20)]
     torch.bp.memory._record_memory_history(stacks="python", clear_history=True)
@@ -40,7 +40,7 @@ def snapshot() -> Any:
         torch.bp.memory._record_memory_history(None)
 
 
-def test_curves_are_what_the_allocator_counts(snapshot: Any) -> None:
+def test_curves_match_the_allocator(snapshot: Any) -> None:
     found = timeline(snapshot, torch.bp.current_device())
     assert found.allocated[-1] == snapshot["now"]
     assert found.reserved[-1] == snapshot["reserved"]
@@ -48,7 +48,7 @@ def test_curves_are_what_the_allocator_counts(snapshot: Any) -> None:
     assert found.allocated[found.peak] == max(found.allocated)
     assert len(found.allocated) == len(found.reserved) == found.events + 1
     assert all(one >= 0 for one in found.allocated)
-    assert sum(one.begin == 0 for one in found.allocations) >= 2  # those of before
+    assert sum(one.begin == 0 for one in found.allocations) >= 2  # allocated before recording began
     assert any("test_memory_plot.py" in one.stack for one in found.allocations)
 
 
@@ -95,7 +95,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_history_by_hand() -> None:
+def test_a_handwritten_history() -> None:
     assert memory_plot.devices(SMALL) == [1]
     found = timeline(SMALL, 1)
     stacks = {one.stack for one in found.allocations}
@@ -108,7 +108,7 @@ def test_a_history_by_hand() -> None:
     assert Allocation(8192, 100, 2, 4, "model.py:7: </script><b>") in found.allocations
 
 
-def test_text_of_programs_is_text(tmp_path: Path) -> None:
+def test_text_from_programs_is_escaped(tmp_path: Path) -> None:
     text = page(SMALL, "<b>")
     assert "<title>&lt;b&gt;</title>" in text
     assert text.count("</script>") == 1
@@ -124,10 +124,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Other:
-    """What no snapshot has."""
+    """An object that no snapshot contains."""
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_snapshots(tmp_path: Path) -> None:
     empty, text, numbers, objects = (tmp_path / name for name in ("empty", "text", "numbers", "objects"))
     empty.write_bytes(b"")
     text.write_text("no pickle")
@@ -148,13 +148,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         assert not out.exists()
 
 
-def test_a_browser_shows_it_without_a_network(tmp_path: Path, snapshot: Any) -> None:
+def test_a_browser_shows_the_page_without_a_network(tmp_path: Path, snapshot: Any) -> None:
     file, out = tmp_path / "snapshot.pickle", tmp_path / "out.html"
     file.write_bytes(pickle.dumps({key: snapshot[key] for key in ("segments", "device_traces")}))
     done = run(str(file), "-o", str(out))
     assert done.returncode == 0, done.stderr
     text = out.read_text(encoding="utf-8")
-    assert not re.search(r"(src|href|url|import|fetch)\s*[=(]", text)  # it asks for nothing
+    assert not re.search(r"(src|href|url|import|fetch)\s*[=(]", text)  # no external resources
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no Chromium is installed (Debian: chromium-headless-shell)")

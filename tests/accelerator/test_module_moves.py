@@ -1,4 +1,4 @@
-"""Moving a module moves its parameters themselves: whoever holds one (a tied layer, an optimizer) keeps holding it."""
+"""Moving a module keeps its Parameter objects, so tied layers and optimizers still refer to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_weights_stay_tied(place: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 15
 
 
-def test_an_optimizer_made_before_the_move_trains_the_model() -> None:
+def test_an_optimizer_created_before_the_move_trains_the_model() -> None:
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model.to("bp")
@@ -41,7 +41,7 @@ def test_an_optimizer_made_before_the_move_trains_the_model() -> None:
     assert not model.embedding.weight.equal(before)
 
 
-def test_gradients_move_along() -> None:
+def test_gradients_move_with_their_parameters() -> None:
     model = Tied()
     model(torch.tensor([1])).sum().backward()
     expected = model.embedding.weight.grad.clone()
@@ -58,7 +58,7 @@ def test_data_can_be_set_across_devices() -> None:
 
 
 @pytest.mark.parametrize("other", [torch.empty(2, device="meta"), torch.eye(2).to_sparse()], ids=["meta", "sparse"])
-def test_tensors_of_another_kind_cannot_take_over(other: torch.Tensor) -> None:
+def test_data_cannot_be_set_to_incompatible_tensors(other: torch.Tensor) -> None:
     x = torch.zeros(2, device="bp")
     assert not torch._has_compatible_shallow_copy_type(x, other)
     with pytest.raises(RuntimeError, match="incompatible tensor type"):

@@ -1,4 +1,4 @@
-"""torch.nn on bp against the CPU: forward and gradients of recurrent, convolutional, attention and other layers."""
+"""torch.nn on bp compared with the CPU: results and gradients of recurrent, convolution, attention and other layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assert_same(on_bp: Any, on_cpu: Any, **tolerance: float) -> None:
 
 
 def check(module: nn.Module, *inputs: Any, **options: Any) -> None:
-    """Runs module on copies of inputs on both devices: outputs, gradients and buffers have to agree."""
+    """Runs module on copies of inputs on both devices: outputs, gradients and buffers must agree."""
     outputs, gradients = [], []
     for device in ("bp", "cpu"):
         layer = copy.deepcopy(module).to(device)
@@ -50,7 +50,7 @@ def check(module: nn.Module, *inputs: Any, **options: Any) -> None:
 
 
 class Function(nn.Module):
-    """A function as a module, so that check() takes it."""
+    """Wraps a function in a module for check()."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_scaled_dot_product_attention(name: str) -> None:
     check(Function(F.scaled_dot_product_attention), *inputs, **ATTENTION[name])
 
 
-def test_grouped_queries_other_lengths_and_dtypes() -> None:
+def test_attention_with_grouped_queries_other_lengths_and_dtypes() -> None:
     attention = Function(F.scaled_dot_product_attention)
     check(attention, torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), enable_gqa=True)
     check(attention, torch.randn(2, 4, 3, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 5))
@@ -209,7 +209,7 @@ def test_grouped_queries_other_lengths_and_dtypes() -> None:
     assert (result - exact).abs().max() <= (F.scaled_dot_product_attention(*half) - exact).abs().max()
 
 
-def test_gradient_of_the_mask() -> None:
+def test_gradient_of_the_attention_mask() -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
@@ -230,7 +230,7 @@ def test_choosing_the_attention_backend(backend: str) -> None:
     torch.testing.assert_close(result.cpu(), expected)
 
 
-def test_attention_with_every_backend_disabled_has_pytorchs_error() -> None:
+def test_attention_with_all_backends_disabled_raises_pytorchs_error() -> None:
     x = torch.randn(1, 2, 8, 16, device="bp")
     with sdpa_kernel([SDPBackend.ERROR]), pytest.raises(RuntimeError, match="No viable backend"):
         F.scaled_dot_product_attention(x, x, x)
@@ -302,14 +302,14 @@ def test_embedding() -> None:
     check(nn.Embedding(10, 3, padding_idx=0, scale_grad_by_freq=True), torch.tensor([[0, 1, 1], [9, 0, 3]]))
     module = nn.Embedding(10, 3, max_norm=0.5).to("bp")
     assert module(torch.tensor([1, 2], device="bp")).norm(dim=1).max().item() <= 0.5 + 1e-5
-    # Host devices say it at once in the CPU's words, those with kernels of their own when they are next waited for.
+    # Host devices raise the CPU kernel's error at the call, devices with their own kernels at the next synchronization.
     with pytest.raises(IndexError, match=r"index out of range in self|embedding: index 10 is out of bounds .* size 10"):
         nn.Embedding(10, 3, device="bp")(torch.tensor([10], device="bp")).cpu()
 
 
 def test_ctc_loss() -> None:
     targets, lengths = torch.randint(1, 5, (2, 3)), torch.tensor([3, 2])
-    for where in ("bp", "cpu"):  # lengths on the device, lengths on the CPU
+    for where in ("bp", "cpu"):  # the device of the lengths
         results = []
         for device in ("bp", "cpu"):
             torch.manual_seed(1)
@@ -438,7 +438,7 @@ def test_fourier_transforms() -> None:
     torch.testing.assert_close(back.cpu(), signal, rtol=1e-4, atol=1e-5)
 
 
-def test_modules_are_moved_whole() -> None:
+def test_moving_modules() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer("table", torch.ones(2), persistent=False)
     moved = module.to("bp", torch.float64)
@@ -455,8 +455,8 @@ def test_modules_are_moved_whole() -> None:
     nn.utils.parametrizations.weight_norm(nn.Linear(2, 2).to("bp"))(torch.ones(1, 2, device="bp")).sum().backward()
 
 
-def test_attention_is_chosen_for_tensors_without_memory() -> None:
-    """The choice looks at layouts alone: modes are told of nothing but what the program calls."""
+def test_the_attention_backend_is_chosen_for_fake_tensors() -> None:
+    """The choice reads only metadata: dispatch modes see no operators that the program does not call."""
     query = torch.randn(2, 3, 8, 16, device="bp")
     attend = F.scaled_dot_product_attention
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:

@@ -1,4 +1,4 @@
-"""Optimizers, schedulers and gradient clipping on bp, step for step as on the CPU."""
+"""Optimizers, schedulers and gradient clipping on bp, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, tuple[Make, dict[str, Any]]] = {
     "Adafactor": (optim.Adafactor, {}),
 }
 FUSED = ("SGD", "SGD momentum", "Adam", "Adam amsgrad", "AdamW", "Adagrad")
-ON_CPU = ("step", "mu_product")  # numbers that PyTorch keeps on the CPU unless capturable or fused
+ON_CPU = ("step", "mu_product")  # state that PyTorch keeps on the CPU unless capturable or fused
 STEPS = 4
 
 
@@ -62,7 +62,7 @@ def assert_same_parameters(on_bp: nn.Module, on_cpu: nn.Module) -> None:
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_the_cpu(name: str, foreach: bool | None) -> None:
+def test_steps_match_cpu(name: str, foreach: bool | None) -> None:
     make, options = OPTIMIZERS[name]
     on_bp, optimizer = train("bp", make, **options, foreach=foreach)
     on_cpu, _ = train("cpu", make, **options, foreach=False)
@@ -74,7 +74,7 @@ def test_steps_are_those_of_the_cpu(name: str, foreach: bool | None) -> None:
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_fused_steps_are_those_of_the_cpu(name: str) -> None:
+def test_fused_steps_match_cpu(name: str) -> None:
     make, options = OPTIMIZERS[name]
     assert_same_parameters(train("bp", make, **options, fused=True)[0], train("cpu", make, **options)[0])
 
@@ -168,7 +168,7 @@ def test_schedulers(name: str, tensor_lr: bool) -> None:
     assert rates[0] == pytest.approx(rates[1])
 
 
-def test_reduce_on_plateau_takes_a_bp_loss() -> None:
+def test_reduce_on_plateau_accepts_a_bp_loss() -> None:
     parameter = nn.Parameter(torch.ones(2, device="bp"))
     optimizer = optim.SGD([parameter], lr=1.0)
     scheduler = optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)

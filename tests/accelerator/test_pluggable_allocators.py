@@ -1,4 +1,4 @@
-"""Memory from functions of a program's own: in pools, and in place of the device's."""
+"""Pluggable allocators: for memory pools, and for all memory of bp devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Memory:
-    """Python's functions, that note what they do."""
+    """Allocation functions in Python that record their calls."""
 
     def __init__(self, skew: int = 0) -> None:
         self.buffers: dict[int, Any] = {}
@@ -52,7 +52,7 @@ class Memory:
         return any(start <= tensor.data_ptr() < start + len(buffer) for start, buffer in self.buffers.items())
 
 
-def test_a_pool_takes_its_segments_from_a_library_and_gives_them_back(library: str) -> None:
+def test_a_pool_allocates_and_frees_its_segments_through_a_library(library: str) -> None:
     allocator = torch.bp.memory.PluggableAllocator(library, "take", "put")
     counts = ctypes.CDLL(library)
     before = torch.bp.memory_reserved()
@@ -69,7 +69,7 @@ def test_a_pool_takes_its_segments_from_a_library_and_gives_them_back(library: s
     given = counts.times_given()
     del x
     with torch.bp.use_mem_pool(pool):
-        torch.zeros(1 << 20, device="bp")  # where x was
+        torch.zeros(1 << 20, device="bp")  # reuses the memory of x
     assert counts.times_given() == given
     del y, pool
     gc.collect()
@@ -78,7 +78,7 @@ def test_a_pool_takes_its_segments_from_a_library_and_gives_them_back(library: s
     assert outside.sum().item() == 1 << 20
 
 
-def test_there_may_be_no_more_memory(library: str) -> None:
+def test_a_failed_allocation_raises_out_of_memory(library: str) -> None:
     pool = torch.bp.MemPool(PluggableAllocator(library, "take", "put"))
     with torch.bp.use_mem_pool(pool), pytest.raises(torch.OutOfMemoryError):
         torch.empty(100 << 20, dtype=torch.uint8, device="bp")
@@ -86,7 +86,7 @@ def test_there_may_be_no_more_memory(library: str) -> None:
         assert torch.ones(1 << 20, device="bp").sum().item() == 1 << 20
 
 
-def test_functions_of_python() -> None:
+def test_python_functions() -> None:
     memory = Memory()
     pool = torch.bp.MemPool(PluggableAllocator.from_functions(memory.allocate, memory.free))
     x = torch.ones(1000, device="bp")
@@ -107,7 +107,7 @@ def test_functions_of_python() -> None:
     assert {device for _, device in freed} == {0}
 
 
-def test_what_python_raises_is_a_warning_and_the_end_of_the_memory() -> None:
+def test_python_exceptions_become_a_warning_and_out_of_memory() -> None:
     def allocate(nbytes: int, device: int, stream: int) -> int:
         raise LookupError("nothing here")
 
@@ -118,7 +118,7 @@ def test_what_python_raises_is_a_warning_and_the_end_of_the_memory() -> None:
     assert torch.ones(1000, device="bp").sum().item() == 1000
 
 
-def test_memory_that_is_not_aligned_goes_back() -> None:
+def test_misaligned_memory_is_freed() -> None:
     memory = Memory(skew=8)
     pool = torch.bp.MemPool(PluggableAllocator.from_functions(memory.allocate, memory.free))
     with torch.bp.use_mem_pool(pool), pytest.raises(RuntimeError, match="which is not a multiple of 16"):
@@ -127,7 +127,7 @@ def test_memory_that_is_not_aligned_goes_back() -> None:
     assert [call[0] for call in memory.calls] == ["allocate", "free"]
 
 
-def test_it_goes_back_when_the_stream_has_done_its_work() -> None:
+def test_memory_is_freed_after_pending_work_completes() -> None:
     memory = Memory()
     pools = [torch.bp.MemPool(PluggableAllocator.from_functions(memory.allocate, memory.free))]
     pinned = torch.full((1 << 20,), 5.0).pin_memory()
@@ -137,7 +137,7 @@ def test_it_goes_back_when_the_stream_has_done_its_work() -> None:
     gate = _C._StreamGate(0, 0)
     x.copy_(pinned, non_blocking=True)
     del x
-    back = threading.Thread(target=pools.clear)  # the last who has it gives its memory back
+    back = threading.Thread(target=pools.clear)  # dropping the last reference frees the pool's memory
     back.start()
     time.sleep(0.1)
     assert memory.buffers
@@ -146,7 +146,7 @@ def test_it_goes_back_when_the_stream_has_done_its_work() -> None:
     assert not memory.buffers
 
 
-def test_wrong_allocators(library: str) -> None:
+def test_invalid_allocators_raise(library: str) -> None:
     with pytest.raises(OSError, match="nowhere"):
         PluggableAllocator("/nowhere/at/all.so", "take", "put")
     with pytest.raises(AttributeError, match="give"):
@@ -183,9 +183,9 @@ assert torch.ones(3, device="bp").tolist() == [1] * 3
 
 
 @pytest.mark.parametrize(
-    ("program", "discrete"), [(EVERYWHERE, "0"), (OUT_OF_REACH, "1")], ids=["everywhere", "out of reach"]
+    ("program", "discrete"), [(EVERYWHERE, "0"), (OUT_OF_REACH, "1")], ids=["host memory", "discrete memory"]
 )
-def test_in_a_process_of_its_own(program: str, discrete: str, library: str, run_python: Callable[..., Any]) -> None:
+def test_in_a_separate_process(program: str, discrete: str, library: str, run_python: Callable[..., Any]) -> None:
     code = f"import sys; sys.argv[1:] = [{library!r}]\n{program}"
     done = run_python(
         code, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="2", TORCH_BACKPLANE_DISCRETE=discrete

@@ -1,4 +1,4 @@
-"""Printing bp tensors: as PyTorch prints them, with their device."""
+"""Printing bp tensors: PyTorch's format, with the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = [
 
 
 def as_on_bp(text: str) -> str:
-    """What the CPU prints, with the device put in where PyTorch puts it: before the other properties."""
+    """Inserts the device into the text of a CPU tensor where PyTorch prints it: before the other properties."""
     ends = [text.find(name) for name in (", size=", ", dtype=", ", grad_fn=", ", requires_grad=") if name in text]
     end = min(ends, default=len(text) - 1)
     return f"{text[:end]}, device='bp:0'{text[end:]}"
@@ -57,7 +57,7 @@ def test_conjugate_and_negative_views() -> None:
     assert repr(x.conj().imag) == "tensor([-2.], device='bp:0')"
 
 
-def test_big_tensors_are_summarized_without_copying_all_of_them() -> None:
+def test_large_tensors_are_summarized() -> None:
     x = torch.arange(2_000_000, device="bp").view(1000, 2000)
     text = repr(x)
     assert " ".join(text.splitlines()[0].split()) == "tensor([[ 0, 1, 2, ..., 1997, 1998, 1999],"
@@ -79,7 +79,7 @@ def test_format_str_and_lists() -> None:
     assert "device=bp:0" in repr(x.untyped_storage())
 
 
-def test_meta_and_functional_tensors() -> None:
+def test_functorch_wrappers() -> None:
     x = torch.ones(2, device="bp")
     assert "device='bp:0'" in repr(torch.func.grad(lambda t: (t**2).sum())(x))
     seen: list[str] = []

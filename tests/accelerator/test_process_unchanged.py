@@ -1,6 +1,6 @@
-"""A program that has trained on bp finds its process, and PyTorch for other devices, as one without Backplane does.
+"""Training on bp leaves the process, and PyTorch for other devices, as they are without Backplane.
 
-process_facts.py is the program. What Backplane changes in PyTorch's Python modules is in test_neighbours.py.
+The program is process_facts.py. test_neighbours.py checks what Backplane changes in PyTorch's Python modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import paths
 import pytest
 import torch
 
-# What the libraries change that a driver loads.
+# Changes by the libraries that a driver loads.
 BY_LIBRARIES: dict[str, dict[str, str]] = {
     "host": {},
     "opencl": {
@@ -34,7 +34,7 @@ DISPATCHED = ("dispatch", "dispatch in a thread")
 def fake_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++")
     if compiler is None:
-        pytest.skip("there is no C++ compiler to build fake_device.cpp with")
+        pytest.skip("no C++ compiler to build fake_device.cpp")
     library = tmp_path_factory.mktemp("fake") / "fake_device.so"
     torch_folder = Path(torch.__file__).parent
     options = ["-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}"]
@@ -44,7 +44,7 @@ def fake_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def facts(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What the program prints. It has PyTorch's own number of threads, not the one that the tests have."""
+    """Returns the program's output. It runs with PyTorch's default number of threads, not that of the tests."""
     changed = ("OMP_", "MALLOC_", "TORCH_BACKPLANE_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(changed)}
     command = [sys.executable, str(paths.SUPPORT / "process_facts.py"), *arguments]
@@ -57,7 +57,7 @@ def facts(*arguments: str, **environment: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=exit_ways.DRIVERS)
 def both(request: pytest.FixtureRequest, fake_device: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts without Backplane and with it. The former program imports what PyTorch has imported in the latter."""
+    """Facts without Backplane and with it. The run without it imports the modules that PyTorch loaded in the other."""
     if request.param == "opencl":
         request.getfixturevalue("platform")
     found = facts(str(fake_device), "bp", **exit_ways.DRIVERS[request.param])
@@ -75,19 +75,19 @@ AREAS = ["malloc", "cpu parallelism", "cpu parallelism in a thread", "affinity",
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_the_process_is_as_without_backplane(area: str, both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_the_process_is_the_same_as_without_backplane(area: str, both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     alone, found = both
     assert set(alone) == set(found) == {*AREAS, *DISPATCHED}
     assert found[area] == alone[area]
 
 
-def test_pytorchs_own_engine_runs_backward_passes(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_pytorchs_engine_runs_backward_passes(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     for one in both:
         assert one["autograd"]["cpu"] == ["here", "cpu", True]
         assert one["autograd"]["maia"] == ["in another thread", "maia:0", True]
 
 
-# torch.library.register_vmap's (torch_backplane/fused_attention.py), where PyTorch has none.
+# Registered with torch.library.register_vmap (torch_backplane/fused_attention.py), because PyTorch has none.
 BATCHING_RULES = {
     f"aten::_scaled_dot_product_fused_attention_overrideable{suffix} FuncTorchBatched" for suffix in ("", "_backward")
 }
@@ -97,7 +97,7 @@ def is_ours(registration: str) -> bool:
     return registration.startswith("backplane::") or "PrivateUse1" in registration
 
 
-def test_kernels_are_registered_for_our_keys_and_operators_only(
+def test_kernels_are_registered_only_for_our_keys_and_operators(
     both: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     alone, found = (one["dispatch"]["kernels"] for one in both)
@@ -114,7 +114,9 @@ def test_batching_rules_leave_other_devices_pytorchs_error() -> None:
 
 
 @pytest.mark.parametrize("where", DISPATCHED)
-def test_fallbacks_are_ours_and_no_key_is_in_force(where: str, both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_other_fallbacks_and_thread_local_keys_are_unchanged(
+    where: str, both: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     alone, found = (one[where] for one in both)
     assert [key for key in found["fallbacks"] if not is_ours(key)] == [
         key for key in alone["fallbacks"] if not is_ours(key)

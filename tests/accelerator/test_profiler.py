@@ -1,4 +1,4 @@
-"""PyTorch's profiler: with events of bp around each operator, and with what the devices do."""
+"""PyTorch's profilers: with bp events around each operator, and with the commands of the devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.mark.parametrize("use_kineto", [False, True])
-def test_operators_have_times_on_the_device(use_kineto: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_operators_have_device_times(use_kineto: bool, capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64, 64, device="bp")
     x @ x
     with torch.autograd.profiler.profile(use_device="bp", use_kineto=use_kineto) as profiler:
@@ -32,8 +32,8 @@ def test_operators_have_times_on_the_device(use_kineto: bool, capfd: pytest.Capt
     assert "INTERNAL ASSERT" not in printed.err + printed.out
 
 
-def test_times_are_those_of_the_work() -> None:
-    """200 million cycles of a clock of 1 GHz."""
+def test_device_times_include_the_work() -> None:
+    """200 million cycles of a 1 GHz clock are 200,000 microseconds."""
     x = torch.ones(1, device="bp")
     profiler = torch.autograd.profiler.profile(use_device="bp", use_kineto=False)
     with profiler, torch.autograd.profiler.record_function("outer"):
@@ -55,7 +55,7 @@ def test_plans_are_recorded_while_the_profiler_runs() -> None:
     assert not [name for name, found in after.items() if "it uses streams or events" in found["reasons"]]
 
 
-def test_the_capability_lists_what_the_device_takes() -> None:
+def test_the_capability_lists_the_supported_dtypes() -> None:
     if not hasattr(torch.accelerator, "get_device_capability"):
         pytest.skip("this release of torch has no torch.accelerator.get_device_capability")
     listed = torch.accelerator.get_device_capability()["supported_dtypes"]
@@ -75,7 +75,7 @@ needs_tracer = pytest.mark.skipif(
 
 
 def profiled(function: Callable[[], Any], **options: Any) -> torch.profiler.profile:
-    """A profile of one call of `function`, after one that is not in it."""
+    """A profile of one call of `function`, after a call that is not profiled."""
     function()
     torch.bp.synchronize()
     with torch.profiler.profile(
@@ -94,7 +94,7 @@ def trace_of(profile: torch.profiler.profile, tmp_path: Path) -> list[dict[str, 
 
 
 def on_device(profile: torch.profiler.profile) -> list[Any]:
-    """The commands; where a record_function was on the device is another kind of event."""
+    """The events of commands, without the device ranges of record_function."""
     events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.PrivateUse1]
     return [event for event in events if not event.is_user_annotation]
 
@@ -114,8 +114,8 @@ def test_commands_belong_to_their_operators() -> None:
 
 
 @needs_tracer
-def test_times_of_commands_are_those_of_the_host() -> None:
-    """Within the profile, in the order of the stream, and after the calls that gave them."""
+def test_times_of_commands_are_on_the_host_clock() -> None:
+    """Command times are within the profile, in stream order, and after the calls that submitted them."""
     x = torch.randn(1 << 20, device="bp")
     start = time.time_ns()
     found = profiled(lambda: [x + number for number in range(20)])
@@ -127,9 +127,7 @@ def test_times_of_commands_are_those_of_the_host() -> None:
     adds = [event for event in found.events() if event.name == "aten::add"]
     assert all(event.time_range.elapsed_us() > 0 for event in events)
     for called, ran in zip(adds, events, strict=True):
-        assert (
-            ran.time_range.start >= called.time_range.start - 1000
-        )  # microseconds: the clocks are matched by an event
+        assert ran.time_range.start >= called.time_range.start - 1000  # microseconds: an event relates the clocks
     assert events[-1].time_range.end - events[0].time_range.start < took
 
 
@@ -162,7 +160,7 @@ def test_backward_and_record_function(tmp_path: Path) -> None:
 
 
 @needs_tracer
-def test_traces_have_copies_streams_and_arrows(tmp_path: Path) -> None:
+def test_traces_have_copies_streams_and_flow_arrows(tmp_path: Path) -> None:
     x = torch.randn(1 << 16, device="bp")
     stream = torch.bp.Stream()
 
@@ -188,8 +186,8 @@ def test_traces_have_copies_streams_and_arrows(tmp_path: Path) -> None:
 
 
 @needs_tracer
-def test_what_the_host_does_for_kernels_is_seen() -> None:
-    """Planners and builds, where the device runs kernels; no kernel has this shape and number before."""
+def test_planners_builds_and_launches_are_recorded() -> None:
+    """On devices that run kernels. No other test builds this kernel, so it is built here."""
     if not torch.bp.get_device_properties().dialect:
         pytest.skip("host devices run no kernels")
     x = torch.randn(3, 7, 11, 13, device="bp")
@@ -206,7 +204,7 @@ def test_what_the_host_does_for_kernels_is_seen() -> None:
 
 
 @needs_tracer
-def test_a_profile_of_the_host_alone_records_nothing_of_devices() -> None:
+def test_a_profile_of_the_cpu_records_no_device_events() -> None:
     x = torch.randn(10, device="bp")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         x + 1
@@ -215,7 +213,7 @@ def test_a_profile_of_the_host_alone_records_nothing_of_devices() -> None:
 
 
 @needs_tracer
-def test_schedules_and_profiles_one_after_another() -> None:
+def test_schedules_and_consecutive_profiles() -> None:
     x = torch.randn(100, device="bp")
     seen: list[int] = []
     with torch.profiler.profile(
@@ -230,7 +228,7 @@ def test_schedules_and_profiles_one_after_another() -> None:
     again = torch.profiler.profile(activities=torch.profiler.supported_activities())
     with torch.profiler.profile(activities=torch.profiler.supported_activities()):
         x.mul(2)
-        again.start()  # PyTorch lets the second one take over
+        again.start()  # in PyTorch, a second profile replaces the first
         x.mul(2)
         torch.bp.synchronize()
         again.stop()
@@ -240,7 +238,7 @@ def test_schedules_and_profiles_one_after_another() -> None:
 
 
 @needs_tracer
-def test_errors_in_a_profile_are_those_without_one() -> None:
+def test_errors_in_a_profile() -> None:
     x = torch.randn(3, 4, device="bp")
 
     def wrong() -> None:
@@ -263,7 +261,7 @@ def test_memory_of_operators(tmp_path: Path) -> None:
     assert max(sum(row) for row in sizes) >= 4 << 20
 
 
-def test_wrong_ranges() -> None:
+def test_invalid_ranges_raise() -> None:
     nvtx = torch.bp.nvtx
     with pytest.raises(RuntimeError, match="needs an open range in this thread"):
         nvtx.range_pop()

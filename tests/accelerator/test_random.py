@@ -1,4 +1,4 @@
-"""Generators of torch.bp: seeds, states, and what is put off until the first use of a device."""
+"""Generators of torch.bp: seeds, states, and calls that are deferred until the first use of a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_manual_seed_seeds_the_current_device_only() -> None:
     assert [generator.initial_seed() for generator in torch.bp.default_generators[:3]] == [1, 2, 1]
 
 
-def test_seed_is_random_and_seed_all_the_same_everywhere() -> None:
+def test_seed_is_random_and_seed_all_seeds_all_devices_alike() -> None:
     torch.bp.seed()
     before = torch.bp.initial_seed()
     torch.bp.seed()
@@ -61,14 +61,14 @@ def test_states_are_saved_and_restored() -> None:
     assert [draw(f"bp:{index}") for index in range(len(states))] == draws
 
 
-def test_a_bad_state_is_refused() -> None:
+def test_an_invalid_state_raises() -> None:
     with pytest.raises(RuntimeError, match="RNG state is wrong size: expected 16 bytes, but got 7"):
         torch.bp.set_rng_state(torch.zeros(7, dtype=torch.uint8))
     with pytest.raises(TypeError, match=r"expected a torch.ByteTensor|RNG state must be a torch.ByteTensor"):
         torch.bp.set_rng_state(torch.zeros(16))
 
 
-def test_offsets_count_what_was_drawn() -> None:
+def test_offsets_count_the_drawn_numbers() -> None:
     torch.bp.manual_seed(3)
     assert torch.bp._get_rng_state_offset() == 0
     draw()
@@ -90,7 +90,7 @@ def test_fork_rng_restores_every_device() -> None:
     assert all(torch.equal(a, b) for a, b in zip(states, torch.bp.get_rng_state_all(), strict=True))
 
 
-def test_a_generator_of_ones_own() -> None:
+def test_an_explicit_generator() -> None:
     generator = torch.Generator("bp:1").manual_seed(9)
     assert generator.device == torch.device("bp:1")
     first = torch.rand(4, device="bp:1", generator=generator)
@@ -98,7 +98,7 @@ def test_a_generator_of_ones_own() -> None:
     assert torch.equal(torch.rand(4, device="bp:1", generator=generator), first)
 
 
-def test_a_dataset_seed_does_not_discover_devices(run_forked: Run) -> None:
+def test_seeding_does_not_discover_devices(run_forked: Run) -> None:
     done = run_forked(
         "import torch; from torch_backplane import _C\n"
         "torch.manual_seed(1); torch.bp.manual_seed(2); torch.bp.seed_all(); torch.bp.manual_seed_all(3)\n"
@@ -115,7 +115,7 @@ def test_seeds_before_the_first_use_take_effect(run_forked: Run) -> None:
         "torch.manual_seed(7)",
         "torch.bp.manual_seed(5); torch.bp.manual_seed_all(7)",
         "torch.manual_seed(7); torch.bp.manual_seed(5)",  # bp:0 only
-        "torch.bp.manual_seed_all(7); torch.bp.device_count()",  # counting is no use yet
+        "torch.bp.manual_seed_all(7); torch.bp.device_count()",  # counting devices does not initialize them
     ):
         early = run_forked(program.format(put_off))
         assert early.stdout == late.stdout != "", early.stderr
@@ -133,7 +133,7 @@ def test_states_before_the_first_use_take_effect(run_forked: Run) -> None:
     assert done.stdout == f"False\n{expected}\n", done.stderr
 
 
-def test_a_call_that_fails_late_says_where_it_was_made(run_forked: Run) -> None:
+def test_errors_of_deferred_calls_name_the_call_site(run_forked: Run) -> None:
     done = run_forked(
         "import torch\n"
         "def careless():\n"
@@ -148,7 +148,7 @@ def test_a_call_that_fails_late_says_where_it_was_made(run_forked: Run) -> None:
     assert done.stdout == "True True\n0.0\n", done.stderr
 
 
-def test_calls_are_put_off_in_order(run_forked: Run) -> None:
+def test_deferred_calls_run_in_order(run_forked: Run) -> None:
     done = run_forked(
         "import torch; seen = []\n"
         "for name in 'abc': torch.bp._lazy_call(lambda name=name: seen.append(name))\n"

@@ -1,4 +1,4 @@
-"""Random numbers on bp: reproducible, one sequence per device, and apart from the CPU's."""
+"""Random operators on bp: reproducible, one sequence per device, independent of the CPU's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WITHOUT_GENERATOR: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", [*DRAWS, *WITHOUT_GENERATOR])
-def test_manual_seed_makes_it_reproducible(name: str) -> None:
+def test_manual_seed_makes_results_reproducible(name: str) -> None:
     draw = WITHOUT_GENERATOR.get(name) or (lambda: DRAWS[name](None))
     torch.manual_seed(7)
     cpu_state = torch.get_rng_state()
@@ -70,7 +70,7 @@ def test_manual_seed_makes_it_reproducible(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_generator_of_ones_own(name: str) -> None:
+def test_an_explicit_generator(name: str) -> None:
     state = torch.bp.get_rng_state()
     generator = torch.Generator(device="bp").manual_seed(5)
     first, second = DRAWS[name](generator), DRAWS[name](generator)
@@ -80,7 +80,7 @@ def test_a_generator_of_ones_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_cpu_generator_is_refused_with_pytorchs_message(name: str) -> None:
+def test_a_cpu_generator_raises_pytorchs_error(name: str) -> None:
     with pytest.raises(RuntimeError, match="Expected a 'bp' device type for generator but found 'cpu'"):
         DRAWS[name](torch.Generator())
 
@@ -118,7 +118,7 @@ def test_manual_seed_seeds_every_device_alike() -> None:
     assert all(torch.equal(values, drawn[0]) for values in drawn)
 
 
-def test_the_cpus_sequence_does_not_depend_on_bp() -> None:
+def test_the_cpu_sequence_does_not_depend_on_bp() -> None:
     torch.manual_seed(1)
     alone = torch.rand(4)
     torch.manual_seed(1)
@@ -127,7 +127,7 @@ def test_the_cpus_sequence_does_not_depend_on_bp() -> None:
     assert torch.equal(torch.rand(4), alone)
 
 
-def test_bps_sequence_does_not_depend_on_the_cpu() -> None:
+def test_the_bp_sequence_does_not_depend_on_the_cpu() -> None:
     torch.manual_seed(1)
     alone = torch.rand(4, device="bp")
     torch.manual_seed(1)
@@ -147,7 +147,7 @@ def test_fork_rng() -> None:
     assert not torch.equal(torch.bp.get_rng_state(1), state)
 
 
-def test_random_numbers_are_distributed_as_they_should_be() -> None:
+def test_random_numbers_have_the_expected_distribution() -> None:
     torch.manual_seed(0)
     count = 20_000
     uniform, normal = torch.rand(count, device="bp"), torch.randn(count, device="bp")
@@ -166,7 +166,7 @@ def test_random_numbers_are_distributed_as_they_should_be() -> None:
     assert len(set(one_by_one.tolist())) > 1990
 
 
-def test_seeds_of_more_than_32_bits_and_negative_ones() -> None:
+def test_64_bit_and_negative_seeds() -> None:
     first = torch.rand(4, device="bp", generator=torch.Generator("bp").manual_seed(1))
     assert not torch.equal(
         torch.rand(4, device="bp", generator=torch.Generator("bp").manual_seed(1 + (1 << 40))), first

@@ -28,9 +28,9 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
     [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16],
     ids=str,
 )
-def test_tensors_come_back_where_they_were(dtype: torch.dtype, weights_only: bool, zip_file: bool) -> None:
+def test_loading_restores_device_and_dtype(dtype: torch.dtype, weights_only: bool, zip_file: bool) -> None:
     if not zip_file and dtype in (torch.float8_e4m3fn, torch.uint16):
-        pytest.skip("PyTorch's legacy format has no storage type for this dtype, on the CPU neither")
+        pytest.skip("PyTorch's legacy format has no storage type for this dtype on any device")
     x = torch.arange(6, dtype=torch.float32).to(dtype).to("bp:1")
     buffer = saved(x, _use_new_zipfile_serialization=zip_file)
     loaded = torch.load(buffer, weights_only=weights_only)
@@ -73,12 +73,12 @@ def test_map_location_without_an_index_means_the_current_device() -> None:
         assert torch.load(buffer, map_location="bp").device == torch.device("bp:1")
 
 
-def test_map_location_that_does_not_exist() -> None:
+def test_map_location_to_a_missing_device() -> None:
     with pytest.raises(RuntimeError, match=r"deserialize object on BP device 9 but torch\.bp\.device_count\(\) is 4"):
         torch.load(saved(torch.ones(2, device="bp")), map_location="bp:9")
 
 
-def test_a_tensor_of_a_device_that_is_not_there(run_python: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+def test_loading_a_tensor_of_a_missing_device(run_python: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     torch.save(torch.ones(2, device="bp:3"), tmp_path / "x.pt")
     result = run_python(
         f"import torch\ntry: torch.load({str(tmp_path / 'x.pt')!r})\nexcept RuntimeError as error: print(error)\n"
@@ -207,7 +207,7 @@ def test_generators_and_devices_inside_checkpoints() -> None:
 
 
 class Labelled(Tensor):
-    """A subclass with an attribute of its own."""
+    """A tensor subclass, for a tensor with a Python attribute."""
 
 
 def test_subclasses_and_python_attributes() -> None:
@@ -220,7 +220,7 @@ def test_subclasses_and_python_attributes() -> None:
 
 
 def test_sharing_between_processes_is_refused() -> None:
-    """Memory of a device belongs to its process. PyTorch's share_memory_ does nothing to what is not on the CPU."""
+    """Device memory belongs to its process. PyTorch's share_memory_ ignores tensors that are not on the CPU."""
     x = torch.ones(2, device="bp")
     assert x.share_memory_() is x
     assert x.untyped_storage().share_memory_().device.type == "bp"

@@ -1,4 +1,4 @@
-"""Streams and events of torch.bp, and together with torch.Stream, torch.Event and torch.accelerator."""
+"""Streams and events of torch.bp, alone and with torch.Stream, torch.Event and torch.accelerator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-MILLISECOND = 1_000_000  # of torch.bp._sleep's cycles
+MILLISECOND = 1_000_000  # in cycles of torch.bp._sleep
 
 
 @pytest.fixture(autouse=True)
 def _first_device() -> Iterator[None]:
-    """Each test starts on bp:0 with default streams, and leaves no work behind."""
+    """Each test starts on bp:0 with default streams, and leaves no pending work."""
     torch.bp.set_device(0)
     yield
     for index in range(torch.bp.device_count()):
@@ -25,7 +25,7 @@ def _first_device() -> Iterator[None]:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_stream_is_on_the_device_it_was_asked_for() -> None:
+def test_a_new_stream_is_on_the_given_device() -> None:
     for device in (1, "bp:1", torch.device("bp:1"), torch.device("bp", 1)):
         assert torch.bp.Stream(device).device == torch.device("bp:1")
     assert torch.bp.Stream().device == torch.device("bp:0")
@@ -50,12 +50,12 @@ def test_a_stream_is_a_torch_stream() -> None:
     assert not stream.is_capturing()
 
 
-def test_the_same_number_on_another_device_is_another_stream() -> None:
+def test_equal_stream_ids_on_other_devices_are_other_streams() -> None:
     assert torch.bp.default_stream(0).stream_id == torch.bp.default_stream(1).stream_id
     assert torch.bp.default_stream(0) != torch.bp.default_stream(1)
 
 
-def test_bad_arguments_of_stream() -> None:
+def test_invalid_stream_arguments_raise() -> None:
     with pytest.raises(TypeError, match="takes device and priority, but got color"):
         torch.bp.Stream(color=3)
     with pytest.raises(ValueError, match="Expected a bp device, but got: cpu"):
@@ -77,7 +77,7 @@ def test_priorities() -> None:
     assert torch.Stream(device="bp", priority=-1) != torch.bp.default_stream()
 
 
-def test_the_pool_hands_out_its_streams_in_turn() -> None:
+def test_the_stream_pool_is_round_robin() -> None:
     streams = [torch.bp.Stream(3) for _ in range(33)]
     assert len(set(streams)) == 32
     assert streams[0] == streams[32]
@@ -103,7 +103,7 @@ def test_synchronize_waits_for_every_stream_of_the_device() -> None:
     assert all(stream.query() for stream in streams)
 
 
-def test_work_on_a_stream_is_done_in_order() -> None:
+def test_work_on_a_stream_runs_in_order() -> None:
     stream = torch.bp.Stream()
     source = torch.arange(64, dtype=torch.float32).pin_memory()
     with stream:
@@ -116,7 +116,7 @@ def test_work_on_a_stream_is_done_in_order() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kernel", "fill", "copy", "product", "event", "all of them"])
-def test_a_program_waits_where_much_is_left_to_do(kind: str) -> None:
+def test_submission_blocks_while_many_commands_are_pending(kind: str) -> None:
     x, y, z = (torch.ones(8, 8, device="bp") for _ in range(3))
     event = torch.bp.Event()
     commands = {
@@ -129,7 +129,7 @@ def test_a_program_waits_where_much_is_left_to_do(kind: str) -> None:
     chosen = [commands[kind]] if kind in commands else list(commands.values())
     for _ in range(2):
         for command in chosen:
-            command()  # now its kernel is built
+            command()  # builds its kernel
         y.zero_()
         torch.bp.synchronize()
         end, given = torch.bp.Event(), 0
@@ -143,7 +143,7 @@ def test_a_program_waits_where_much_is_left_to_do(kind: str) -> None:
         assert y.unique().tolist() == [added]
 
 
-def test_tensors_of_a_busy_stream_are_waited_for_when_read() -> None:
+def test_reading_a_tensor_waits_for_its_stream() -> None:
     values = torch.zeros(8, device="bp")
     torch.bp._sleep(50 * MILLISECOND)
     values.copy_(torch.ones(8).pin_memory(), non_blocking=True)
@@ -158,7 +158,7 @@ def test_record_stream() -> None:
         torch.bp._sleep(200 * MILLISECOND)
     tensor.record_stream(side)
     del tensor
-    # The side stream has not passed the tensor's last use, so its memory may not be given out again.
+    # The side stream still has work from before record_stream, so the memory must not be reused.
     other = torch.empty(1 << 20, device="bp")
     assert not side.query()
     assert other.data_ptr() != address
@@ -184,7 +184,7 @@ def test_stream_contexts_nest_and_restore() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.bp.stream, lambda stream: stream], ids=["stream()", "with stream"])
-def test_a_stream_of_another_device_makes_it_current(context) -> None:
+def test_a_stream_context_makes_the_streams_device_current(context) -> None:
     on_first, on_second = torch.bp.Stream(0), torch.bp.Stream(1)
     torch.bp.set_stream(on_first)
     with context(on_second):
@@ -196,7 +196,7 @@ def test_a_stream_of_another_device_makes_it_current(context) -> None:
     assert torch.bp.current_stream(1) == torch.bp.default_stream(1)
 
 
-def test_a_context_restores_after_an_exception() -> None:
+def test_a_stream_context_restores_after_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), torch.bp.stream(torch.bp.Stream(1)):
         raise ZeroDivisionError
     assert torch.bp.current_device() == 0
@@ -217,7 +217,7 @@ def test_set_stream() -> None:
 
 
 def test_a_stream_of_another_device_type_is_refused() -> None:
-    foreign = torch.Stream(stream_id=0, device_index=0, device_type=1)  # CUDA's
+    foreign = torch.Stream(stream_id=0, device_index=0, device_type=1)  # a CUDA stream
     with pytest.raises(RuntimeError, match="expected a stream of a bp device"):
         torch.bp.set_stream(foreign)
 
@@ -257,7 +257,7 @@ def test_each_thread_has_its_own_device_and_stream() -> None:
 # --- native handles --------------------------------------------------------------------------------------------------
 
 
-def test_external_streams_know_the_queue_that_they_are_made_from() -> None:
+def test_an_external_stream_equals_its_source_stream() -> None:
     stream = torch.bp.Stream(1)
     external = torch.bp.ExternalStream(stream.bp_stream, device=1)
     assert isinstance(external, torch.bp.Stream)
@@ -271,11 +271,11 @@ def test_external_streams_know_the_queue_that_they_are_made_from() -> None:
         torch.bp.ExternalStream(stream.bp_stream, name="x")
 
 
-def test_other_numbers_are_no_streams() -> None:
+def test_invalid_external_streams_raise() -> None:
     stream, current = torch.bp.Stream(1), torch.bp.current_stream()
     for number in (0, 1, 12345, -1, 2**64, stream.bp_stream + 8, stream.bp_stream):
         for made in (torch.bp.ExternalStream, torch.bp.get_stream_from_external):
-            # OpenCL's driver takes handles of OpenCL, and says of others that they are none.
+            # The OpenCL driver accepts handles of OpenCL, and has its own error for other numbers.
             text = f"^an external stream must be made from the bp_stream of a stream of bp:0, but got {number};"
             with pytest.raises((RuntimeError, ValueError), match=f"{text}|^[0-9]+ is not a command queue"):
                 made(number, device=0)
@@ -301,7 +301,7 @@ def test_the_native_handle_of_a_plain_stream() -> None:
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_that_was_never_recorded() -> None:
+def test_an_unrecorded_event() -> None:
     event = torch.bp.Event()
     assert isinstance(event, torch.Event)
     assert event.query()
@@ -313,7 +313,7 @@ def test_an_event_that_was_never_recorded() -> None:
         event.elapsed_time(torch.bp.Event())
 
 
-def test_an_event_is_reached_after_the_work_before_it() -> None:
+def test_an_event_completes_after_the_work_before_it() -> None:
     event = torch.bp.Event(blocking=True)
     torch.bp._sleep(200 * MILLISECOND)
     event.record()
@@ -324,7 +324,7 @@ def test_an_event_is_reached_after_the_work_before_it() -> None:
     assert repr(event) == f"<torch.bp.Event {event.bp_event:#x}>"
 
 
-def test_a_stream_waits_for_an_event_of_another() -> None:
+def test_wait_event() -> None:
     first, second = torch.bp.Stream(), torch.bp.Stream()
     with first:
         torch.bp._sleep(200 * MILLISECOND)
@@ -337,7 +337,7 @@ def test_a_stream_waits_for_an_event_of_another() -> None:
     assert event.query()
 
 
-def test_a_stream_is_done_when_an_event_behind_its_work_is() -> None:
+def test_a_stream_is_idle_when_a_waiting_stream_has_completed() -> None:
     first, second, third = (torch.bp.Stream() for _ in range(3))
     for _ in range(100):
         with first:
@@ -349,7 +349,7 @@ def test_a_stream_is_done_when_an_event_behind_its_work_is() -> None:
         second.synchronize()
 
 
-def test_a_stream_waits_for_all_of_another() -> None:
+def test_wait_stream() -> None:
     first, second = torch.bp.Stream(), torch.Stream(device="bp")
     with first:
         torch.bp._sleep(200 * MILLISECOND)
@@ -377,7 +377,7 @@ def test_copies_across_streams_keep_the_order_of_events() -> None:
     assert torch.equal(result, host)
 
 
-def test_a_stream_of_another_device_waits_for_an_event() -> None:
+def test_wait_event_of_another_device() -> None:
     first, second = torch.bp.Stream(0), torch.bp.Stream(1)
     with first:
         torch.bp._sleep(100 * MILLISECOND)
@@ -414,7 +414,7 @@ def test_elapsed_time_needs_timing() -> None:
         end.elapsed_time(1.0)
 
 
-def test_an_event_belongs_to_the_device_it_was_first_recorded_on() -> None:
+def test_an_event_belongs_to_the_device_of_its_first_record() -> None:
     event, other = torch.bp.Event(enable_timing=True), torch.bp.Event(enable_timing=True)
     event.record(torch.bp.Stream(0))
     assert event.device == torch.device("bp:0")
@@ -437,7 +437,7 @@ def test_an_event_can_be_recorded_again() -> None:
     event.synchronize()
 
 
-def test_bad_arguments_of_events() -> None:
+def test_invalid_event_arguments_raise() -> None:
     with pytest.raises(TypeError, match=r"expected a torch.Stream, but got int"):
         torch.bp.Event().record(5)
     with pytest.raises(TypeError, match=r"expected a torch.Stream, but got int"):

@@ -1,4 +1,4 @@
-"""Several threads on several devices: what is thread-local, and that nothing deadlocks or mixes."""
+"""Several threads on several devices: thread-local state, no deadlocks, and no mixed-up results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_backplane import _C
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
-    """work(0), work(1), … each in a thread of its own, started together; raises what the first failing one raised."""
+    """Runs work(0), work(1), … in separate threads, started together; raises the first failure."""
     start = threading.Barrier(count)
 
     def run(number: int) -> object:
@@ -105,7 +105,7 @@ def test_threads_that_share_a_device_and_a_tensor() -> None:
     assert in_threads(4, work) == [50 * 499500.0 * number for number in range(4)]
 
 
-def test_tensors_of_sizes_that_depend_on_values_from_a_pool_of_threads() -> None:
+def test_data_dependent_sizes_in_a_thread_pool() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(100, 3, generator=generator) for _ in range(400)]
     with ThreadPoolExecutor(4) as pool:
@@ -145,7 +145,7 @@ def test_four_threads_on_one_stream(work: Callable[[torch.Generator, str], list[
 
 
 def test_streams_of_two_threads_do_not_wait_for_each_other() -> None:
-    """A thread whose stream is busy holds neither the interpreter lock nor the other thread's stream."""
+    """Waiting for a busy stream does not hold the GIL, and does not block another thread's stream."""
     asleep = threading.Event()
     finished: list[str] = []
 
@@ -170,7 +170,7 @@ def test_streams_of_two_threads_do_not_wait_for_each_other() -> None:
     assert finished == ["quick", "slow"]
 
 
-def test_copies_between_devices_in_both_directions_at_once() -> None:
+def test_concurrent_copies_between_devices_in_both_directions() -> None:
     def work(number: int) -> bool:
         source, destination = f"bp:{number}", f"bp:{1 - number}"
         x = torch.full((5000,), float(number + 1), device=source)
@@ -190,7 +190,7 @@ def test_backward_in_two_threads_through_two_devices() -> None:
     assert in_threads(3, work) == [[60.0 * number] * 4 for number in range(3)]
 
 
-def test_one_generator_serves_several_threads_without_repeating_itself() -> None:
+def test_threads_that_share_a_generator_draw_different_numbers() -> None:
     generator = torch.Generator("bp").manual_seed(0)
 
     def work(number: int) -> list[tuple[float, ...]]:
@@ -200,7 +200,7 @@ def test_one_generator_serves_several_threads_without_repeating_itself() -> None
     assert len(set(drawn)) == 400
 
 
-def test_the_first_use_may_come_from_several_threads(run_python: Callable[..., object]) -> None:
+def test_concurrent_first_use(run_python: Callable[..., object]) -> None:
     result = run_python(
         "import threading, torch\n"
         "results = []\n"
@@ -212,7 +212,7 @@ def test_the_first_use_may_come_from_several_threads(run_python: Callable[..., o
     assert result.stdout.strip() == str([3.0] * 8), result.stderr  # type: ignore[attr-defined]
 
 
-def test_a_python_hook_in_a_backward_thread_while_the_main_thread_holds_the_lock() -> None:
+def test_python_hooks_in_backward_threads() -> None:
     x = torch.ones(3, device="bp:1", requires_grad=True)
     names: list[str] = []
     x.register_hook(lambda grad: names.append(threading.current_thread().name) or (grad + 1).to("bp:2").to("bp:1"))

@@ -1,4 +1,4 @@
-"""docs/torch-backends.md has a row for every public name of PyTorch's torch.backends, and what it names is there."""
+"""docs/torch-backends.md has a row for every public name of PyTorch's torch.backends, and names existing attributes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 
 PAGE = paths.DOCS / "torch-backends.md"
-# The modules of PyTorch's documentation of torch.backends; python_native is not in all releases.
+# The modules that PyTorch documents under torch.backends, except python_native, which some releases lack.
 MODULES = (
     "cpu", "cuda", "cudnn", "cusparselt", "mha", "miopen", "mkl", "mkldnn", "mps", "nnpack", "openmp", "opt_einsum",
     "xeon",
 )  # fmt: skip
-# What the modules have besides what they are for.
+# Names in these modules that are not part of their API.
 _HELPERS = {
     "Any", "ContextProp", "PropModule", "TYPE_CHECKING", "VERBOSE_OFF", "VERBOSE_ON", "contextmanager", "lru_cache",
     "m", "warn_once",
@@ -24,7 +24,7 @@ _HELPERS = {
 
 
 def rows() -> dict[str, str]:
-    """What is ours, by PyTorch's name."""
+    """The right-hand cells of the table, by PyTorch's name."""
     text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("## Names of PyTorch's torch.backends") :]
     found: dict[str, str] = {}
@@ -36,7 +36,7 @@ def rows() -> dict[str, str]:
 
 
 def public(name: str) -> list[str]:
-    """The names of torch.backends.NAME, those of modules that are objects by their class."""
+    """The public names of torch.backends.NAME. If an object replaces the module, those of its class and module."""
     module = importlib.import_module(f"torch.backends.{name}")
     if type(module) is type(torch):
         names = getattr(module, "__all__", None) or dir(module)
@@ -47,13 +47,13 @@ def public(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_name_of_pytorchs_has_a_row(module: str) -> None:
+def test_every_name_of_pytorch_has_a_row(module: str) -> None:
     table = rows()
     missing = [one for one in public(module) if f"{module}.{one}" not in table and f"{module}.*" not in table]
     assert not missing
 
 
-def test_rows_are_of_names_that_there_are_and_name_what_is_ours() -> None:
+def test_rows_name_existing_attributes() -> None:
     for name, ours in rows().items():
         module, _, rest = name.partition(".")
         assert module in MODULES, name
@@ -64,7 +64,7 @@ def test_rows_are_of_names_that_there_are_and_name_what_is_ours() -> None:
                 assert hasattr(torch.backends.bp, one), f"{name}: {one}"  # type: ignore[attr-defined]
 
 
-def test_everything_of_ours_is_on_the_page() -> None:
+def test_every_name_of_torch_backends_bp_is_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in torch.backends.bp.__all__:  # type: ignore[attr-defined]
         assert re.search(rf"\b{name}\b", text) or re.sub("overrideable", "flash", name) in text, name

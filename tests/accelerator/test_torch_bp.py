@@ -1,4 +1,4 @@
-"""Devices of torch.bp: counting, choosing, properties; the methods PyTorch generates; torch.accelerator on top."""
+"""torch.bp: device count, current device and properties; the methods that PyTorch generates; torch.accelerator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C
 
-DEVICES = 4  # conftest.py
+DEVICES = 4  # set in conftest.py
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _first_device() -> Iterator[None]:
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 
-def test_counting() -> None:
+def test_device_count() -> None:
     assert torch.bp.is_available()
     assert torch.bp.device_count() == DEVICES
     assert torch.bp._is_compiled()
@@ -40,13 +40,13 @@ def test_initialization() -> None:
 
 
 @pytest.mark.parametrize("device", [2, "bp:2", torch.device("bp:2"), torch.device("bp", 2)], ids=str)
-def test_choosing_a_device(device: torch.device | str | int) -> None:
+def test_set_device(device: torch.device | str | int) -> None:
     torch.bp.set_device(device)
     assert torch.bp.current_device() == 2
     assert torch.empty(1, device="bp").device == torch.device("bp:2")
 
 
-def test_choosing_nothing() -> None:
+def test_set_device_without_an_index() -> None:
     torch.bp.set_device(1)
     torch.bp.set_device(-1)
     assert torch.bp.current_device() == 1
@@ -67,14 +67,14 @@ def test_devices_of_another_type_are_refused(device: torch.device | str) -> None
             function(device)
 
 
-def test_what_is_no_device_is_refused() -> None:
+def test_arguments_that_are_not_devices_are_refused() -> None:
     for bad in (1.5, [0], b"bp"):
         with pytest.raises(TypeError, match=r"device must be a torch.device, a string, an index or None"):
             torch.bp.set_device(bad)
 
 
 @pytest.mark.parametrize("index", [DEVICES, 99, 1000])
-def test_an_index_out_of_range(index: int) -> None:
+def test_a_device_index_out_of_range(index: int) -> None:
     with pytest.raises(RuntimeError, match=f"invalid device ordinal: bp:{index}"):
         torch.bp.set_device(index)
     with pytest.raises(RuntimeError, match=f"invalid device ordinal: bp:{index}"), torch.bp.device(index):
@@ -86,7 +86,7 @@ def test_an_index_out_of_range(index: int) -> None:
     assert torch.bp.current_device() == 0
 
 
-def test_a_tensor_on_a_device_that_is_not_there() -> None:
+def test_a_tensor_on_a_missing_device() -> None:
     with pytest.raises(RuntimeError, match=rf"bp:9, but there are {DEVICES} devices \(bp:0 to bp:3\)"):
         torch.empty(1, device="bp:9")
 
@@ -146,10 +146,10 @@ def test_properties() -> None:
     assert torch.float64 in properties.dtypes
     assert properties.name in repr(properties)
     with pytest.raises(AttributeError):
-        properties.uuid  # noqa: B018 - what a device cannot tell is not made up
+        properties.uuid  # noqa: B018 - drivers do not report it
 
 
-def test_memory_that_is_used() -> None:
+def test_device_memory_used() -> None:
     before = torch.bp.device_memory_used(2)
     tensor = torch.empty(64 << 20, dtype=torch.uint8, device="bp:2")
     assert torch.bp.device_memory_used(2) - before >= tensor.nbytes
@@ -174,9 +174,9 @@ def test_dtypes() -> None:
     assert torch.bp.get_amp_supported_dtype() == [torch.float16, torch.bfloat16]
 
 
-def test_sleep_is_in_cycles_of_one_gigahertz_and_begins_in_its_turn() -> None:
+def test_sleep_counts_1_ghz_cycles_in_stream_order() -> None:
     start, end = torch.bp.Event(enable_timing=True), torch.bp.Event(enable_timing=True)
-    torch.bp._sleep(60_000_000)  # whatever else takes time here is in front of `start`, too
+    torch.bp._sleep(60_000_000)  # a sleep that counted from its submission would end during this one
     start.record()
     torch.bp._sleep(20_000_000)
     end.record()
@@ -194,7 +194,7 @@ def test_submodules_are_not_loaded_twice() -> None:
         assert importlib.import_module(f"torch.bp.{name}") is getattr(torch.bp, name)
 
 
-# --- what PyTorch generates ------------------------------------------------------------------------------------------
+# --- methods that PyTorch generates ----------------------------------------------------------------------------------
 
 
 def test_tensor_methods() -> None:
@@ -354,10 +354,10 @@ def test_every_name_of_torch_accelerator_is_used() -> None:
     assert set(torch.accelerator.__all__) <= set().union(*USES.values())
 
 
-# --- what PyTorch's generic code asks of a device module -------------------------------------------------------------
+# --- functions that PyTorch's generic code calls ---------------------------------------------------------------------
 
 
-def test_pytorch_finds_the_index_function() -> None:
+def test_get_device_index() -> None:
     assert torch.bp._utils._get_device_index("bp:2") == 2
     assert torch.bp._utils._get_device_index(None, optional=True) == 0
     assert torch.bp._utils._get_device_index("cpu", allow_cpu=True) == -1
@@ -365,7 +365,7 @@ def test_pytorch_finds_the_index_function() -> None:
         torch.bp._utils._get_device_index("meta", allow_cpu=True)
 
 
-def test_loading_to_a_device_that_is_not_there(tmp_path) -> None:
+def test_loading_to_a_missing_device(tmp_path) -> None:
     path = tmp_path / "tensor.pt"
     torch.save(torch.ones(2, device="bp:1"), path)
     assert torch.load(path).device == torch.device("bp:1")
@@ -379,7 +379,7 @@ def test_checkpointing_restores_the_generator_of_the_device() -> None:
     inputs = torch.ones(256, device="bp:1", requires_grad=True)
     outputs = torch.utils.checkpoint.checkpoint(drop, inputs, use_reentrant=True)
     outputs.sum().backward()
-    assert torch.equal(inputs.grad, outputs)  # the mask of the second run is the first one's
+    assert torch.equal(inputs.grad, outputs)  # both runs draw the same mask
 
 
 def test_pytorch_tests_instantiate_for_bp() -> None:
@@ -391,6 +391,6 @@ def test_pytorch_tests_instantiate_for_bp() -> None:
     assert PrivateUse1TestBase.get_all_devices() == ["bp:0", "bp:1", "bp:2", "bp:3"]
 
 
-def test_the_runtime_names_an_index_that_does_not_fit() -> None:
+def test_runtime_errors_name_an_index_beyond_8_bits() -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal: bp:70000"):
         _C.device_properties(70000)

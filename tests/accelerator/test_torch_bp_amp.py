@@ -20,8 +20,8 @@ def test_products_run_in_the_lower_precision_and_softmax_in_float32(dtype: torch
         assert F.layer_norm(hidden, (8,)).dtype == torch.float32
         assert hidden.sum().dtype == torch.float32
         assert hidden.norm().dtype == torch.float32
-        assert torch.relu(hidden).dtype == dtype  # in no list
-        assert torch.addcmul(hidden, hidden.float(), hidden).dtype == torch.float32  # the widest
+        assert torch.relu(hidden).dtype == dtype  # in none of autocast's lists
+        assert torch.addcmul(hidden, hidden.float(), hidden).dtype == torch.float32  # the widest input dtype
         with torch.autocast("bp", enabled=False):
             assert linear(torch.randn(4, 8, device="bp")).dtype == torch.float32
     assert linear(torch.randn(4, 8, device="bp")).dtype == torch.float32
@@ -37,12 +37,12 @@ def test_float16_is_the_default_and_the_results_are_close() -> None:
     torch.testing.assert_close(result.float(), linear(inputs), atol=1e-2, rtol=1e-2)
 
 
-def test_the_cpu_is_left_alone() -> None:
+def test_cpu_operators_are_unchanged() -> None:
     with torch.autocast("bp"):
         assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
 
 
-def test_a_dtype_that_is_not_for_autocast_disables_it() -> None:
+def test_an_unsupported_dtype_disables_autocast() -> None:
     with pytest.warns(UserWarning, match="target dtype is not supported"), torch.autocast("bp", dtype=torch.float64):
         assert not torch.is_autocast_enabled("bp")
 

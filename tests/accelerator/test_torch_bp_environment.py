@@ -1,5 +1,6 @@
-"""Bad input from outside: environment variables, and use after a fork. Each case in a process of its own: in a fresh
-interpreter, except for variables that are read when devices are found.
+"""Invalid environment variables, and use after a fork.
+
+Each case runs in its own process: a fresh interpreter, or a fork for variables that are read at device discovery.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# Prints the error of each way in; device_count() and is_available() must not raise.
+# Prints the error of each entry point; device_count() and is_available() must not raise.
 USE = """
 import warnings, torch
 for use in (torch.bp.init, torch.bp.current_device, lambda: torch.zeros(1, device="bp"), torch.bp.Stream):
@@ -45,7 +46,7 @@ print(torch.ones(2).sum().item())
         ("VISIBLE_DEVICES", "host:64", "names host:64; driver 'host' has "),
     ],
 )
-def test_a_malformed_setting_is_named_at_every_use(run_forked: Run, name: str, value: str, message: str) -> None:
+def test_an_invalid_setting_is_named_at_every_use(run_forked: Run, name: str, value: str, message: str) -> None:
     name = f"TORCH_BACKPLANE_{name}"
     message = f"{name}={value!r} {message}"
     done = run_forked(USE, **{"TORCH_BACKPLANE_DRIVERS": "host", name: value})
@@ -67,7 +68,7 @@ def test_no_devices(run_forked: Run) -> None:
     assert lines[4:] == ["0 False False", "warned: None", "2.0"]
 
 
-def test_without_devices_seeding_and_autocast_do_no_harm(run_forked: Run) -> None:
+def test_seeding_and_autocast_without_devices(run_forked: Run) -> None:
     done = run_forked(
         "import torch; torch.manual_seed(1); torch.bp.manual_seed(2); print(torch.bp.get_amp_supported_dtype(),\n"
         "torch.bp.is_bf16_supported())",
@@ -101,7 +102,7 @@ def test_the_memory_limit(run_forked: Run) -> None:
     assert done.stdout == "1536 1536\n", done.stderr
 
 
-def test_an_allocator_setting_is_an_error_of_allocations(run_forked: Run) -> None:
+def test_an_invalid_allocator_setting_raises_at_allocations(run_forked: Run) -> None:
     done = run_forked(
         "import torch; print(torch.bp.device_count())\n"
         "try: torch.zeros(1, device='bp')\n"
@@ -123,7 +124,7 @@ def test_the_fallback_policy(run_python: Run) -> None:
 
 @pytest.mark.parametrize("program", ["import torch", "import torch, torch_backplane"])
 @pytest.mark.parametrize(("name", "accepted"), [("FALLBACK", "warn, silent, error"), ("PLANS", "1, 0, check")])
-def test_settings_for_all_devices_are_checked_at_the_import(
+def test_settings_for_all_devices_are_checked_at_import(
     run_python: Run, program: str, name: str, accepted: str
 ) -> None:
     autoload = "0" if "torch_backplane" in program else "1"
@@ -134,7 +135,7 @@ def test_settings_for_all_devices_are_checked_at_the_import(
     assert f"ValueError: TORCH_BACKPLANE_{name}='loud' is not one of {accepted}" in done.stderr
 
 
-def test_a_variable_that_nobody_reads_is_warned_of_with_the_nearest_name(run_python: Run) -> None:
+def test_unknown_variables_warn_with_the_nearest_name(run_python: Run) -> None:
     program = (
         "import warnings\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
@@ -153,7 +154,7 @@ def test_a_variable_that_nobody_reads_is_warned_of_with_the_nearest_name(run_pyt
     assert run_python(program, TORCH_BACKPLANE_PLANS="1").stdout == "\nTrue\n"
 
 
-def test_drivers_from_elsewhere_have_variables_of_their_own(tmp_path: Path, run_python: Run) -> None:
+def test_third_party_drivers_have_their_own_variables(tmp_path: Path, run_python: Run) -> None:
     driver_packages.install(tmp_path, "mine", driver_packages.MINIMAL, "MinimalDriver")
     done = run_python(
         "import warnings; warnings.simplefilter('error'); import torch",
@@ -195,12 +196,12 @@ print(os.waitstatus_to_exitcode(status), (there + 1).tolist(), torch.bp.is_initi
 """
 
 
-def test_use_after_a_fork_is_refused_and_the_parent_is_unharmed(run_python: Run) -> None:
+def test_use_after_a_fork_is_refused_and_the_parent_still_works(run_python: Run) -> None:
     done = run_python(FORK, TORCH_BACKPLANE_HOST_DEVICES="2", TORCH_BACKPLANE_DRIVERS="host")
     assert done.stdout == "0 [1.0, 2.0, 3.0, 4.0] True 2\n", done.stderr
 
 
-def test_a_child_may_use_devices_that_its_parent_has_not(run_python: Run) -> None:
+def test_a_child_can_use_devices_that_its_parent_has_not_used(run_python: Run) -> None:
     done = run_python(
         "import os, torch\n"
         "torch.manual_seed(1)\n"
@@ -231,12 +232,12 @@ print(torch.ones(3, device="bp").sum().item(), torch.bp.device_count() == before
 """
 
 
-def test_a_child_may_use_host_devices_that_its_parent_has_only_asked_for(run_python: Run) -> None:
+def test_a_child_can_use_host_devices_that_its_parent_only_counted(run_python: Run) -> None:
     done = run_python(FORK_AFTER_ASKING, TORCH_BACKPLANE_HOST_DEVICES="2", TORCH_BACKPLANE_DRIVERS="host")
     assert done.stdout == "2 False 3.0\n3.0 True\n", done.stderr
 
 
-def test_a_child_may_not_use_devices_of_a_driver_that_its_parent_has_asked(run_python: Run, tmp_path: Path) -> None:
+def test_a_child_cannot_use_driver_devices_that_its_parent_counted(run_python: Run, tmp_path: Path) -> None:
     driver_packages.install_toy(tmp_path)
     done = run_python(
         FORK_AFTER_ASKING, TORCH_BACKPLANE_DRIVERS="toy,host", PYTHONPATH=driver_packages.python_path(tmp_path),
@@ -261,13 +262,13 @@ def test_forked_dataloader_workers(run_python: Run) -> None:
     assert done.stdout == "[0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0] True\ntorch.Size([1, 1])\n", done.stderr
 
 
-# --- launches that block ------------------------------------------------------------------------------------------
+# --- blocking launches -----------------------------------------------------------------------------------------------
 
 OUT_OF_RANGE = """
 import torch
 table = torch.ones(4, 3, device="bp")
 good, bad = torch.tensor([0, 3], device="bp"), torch.tensor([0, 4], device="bp")
-for _ in range(3):  # planned, for any shape, replayed
+for _ in range(3):  # recorded as a plan, as a dynamic-shape plan, replayed
     try:
         table.index_select(0, bad)
         where = "later"
@@ -284,7 +285,7 @@ print(table._version)
 
 
 @pytest.mark.parametrize(("blocking", "where"), [("1", "at the call"), ("0", "later")])
-def test_errors_of_kernels_come_from_the_call_itself_if_asked_for(
+def test_launch_blocking_raises_kernel_errors_at_the_call(
     run_python: Run, request: pytest.FixtureRequest, blocking: str, where: str
 ) -> None:
     request.getfixturevalue("platform")
@@ -294,6 +295,6 @@ def test_errors_of_kernels_come_from_the_call_itself_if_asked_for(
     assert done.stdout.split("\n")[6] == "1"
 
 
-def test_whether_launches_block_is_0_or_1(run_python: Run) -> None:
+def test_launch_blocking_is_0_or_1(run_python: Run) -> None:
     done = run_python("import torch_backplane", TORCH_BACKPLANE_LAUNCH_BLOCKING="yes")
     assert "ValueError: TORCH_BACKPLANE_LAUNCH_BLOCKING='yes' is not one of 0, 1" in done.stderr

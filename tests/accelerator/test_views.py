@@ -1,4 +1,4 @@
-"""Views on bp share the storage of their base, as everywhere in PyTorch."""
+"""Views on bp share the storage of their base, as on other devices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_view_shares_memory_and_looks_as_on_the_cpu(name: str) -> None:
+def test_views_share_storage_and_match_cpu(name: str) -> None:
     base = torch.arange(24.0).view(4, 6)
     on_bp = base.to("bp")
     expected, view = VIEWS[name](base), VIEWS[name](on_bp)
@@ -84,7 +84,7 @@ def test_writing_through_views() -> None:
     assert x.tolist() == [[0, -1, 1, 0], [0, 10, 1, 0], [0, -1, 2, 9]]
 
 
-def test_reshape_copies_only_where_it_must() -> None:
+def test_reshape_copies_only_if_necessary() -> None:
     x = torch.arange(6.0, device="bp").view(2, 3)
     assert x.reshape(6).data_ptr() == x.data_ptr()
     assert x.t().reshape(6).data_ptr() != x.data_ptr()
@@ -95,7 +95,7 @@ def test_reshape_copies_only_where_it_must() -> None:
         x.t().view(6)
 
 
-def test_errors_of_views_are_those_of_pytorch() -> None:
+def test_errors_of_views_match_pytorch() -> None:
     x = torch.zeros(4, 6, device="bp")
     with pytest.raises(RuntimeError, match=r"shape '\[5, 5\]' is invalid for input of size 24"):
         x.view(5, 5)
@@ -111,7 +111,7 @@ def test_resize() -> None:
     x.resize_(2, 3)
     assert x.shape == (2, 3)
     assert x.flatten()[:4].tolist() == [0, 1, 2, 3]
-    assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()  # the storage grew, the view sees it
+    assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()  # the storage grew in place
     before = x.data_ptr()
     x.resize_(1)
     assert x.data_ptr() == before

@@ -19,7 +19,7 @@ from torch_backplane import _C
 
 @custom_op("backplane_test::cube", mutates_args=())
 def cube(x: Tensor) -> Tensor:
-    """One implementation for every device, made of PyTorch's operators."""
+    """One implementation for all devices, composed of PyTorch operators."""
     return x * x * x
 
 
@@ -82,7 +82,7 @@ def test_opcheck() -> None:
     opcheck(add_one_, (torch.randn(3, device="bp"), 2))
 
 
-def test_a_kernel_for_bp_alone() -> None:
+def test_a_kernel_for_bp() -> None:
     ran.clear()
     assert where_am_i(torch.ones(2, device="bp")).device.type == "bp"
     assert where_am_i(torch.ones(2)).device.type == "cpu"
@@ -98,11 +98,11 @@ def test_an_operator_with_a_cpu_kernel_only_falls_back() -> None:
     assert y.tolist() == [0, 2, 4]
 
 
-def test_an_operator_that_changes_its_argument() -> None:
+def test_an_operator_that_mutates_its_argument() -> None:
     x = torch.zeros(2, 2, device="bp")
     add_one_(x[0], 3)
     assert x.tolist() == [[3, 3], [0, 0]]
-    assert x._version > 0  # autograd will notice
+    assert x._version > 0  # autograd detects the mutation
 
 
 def test_custom_operators_under_torch_compile_and_vmap() -> None:
@@ -116,7 +116,7 @@ def test_custom_operators_under_torch_compile_and_vmap() -> None:
     assert torch.vmap(cube)(torch.arange(4.0, device="bp").view(2, 2)).tolist() == [[0, 1], [8, 27]]
 
 
-def test_the_lower_level_interface() -> None:
+def test_registration_with_library_impl() -> None:
     with torch.library._scoped_library("backplane_test_low", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x + x, "PrivateUse1")
@@ -133,7 +133,7 @@ def test_an_override_of_an_aten_operator_in_python() -> None:
     assert torch.zeros(2, device="bp").erfinv().tolist() == [0, 0]
 
 
-def test_triton_style_registration_by_device_name() -> None:
+def test_registration_by_device_name() -> None:
     library = Library("backplane_test_named", "DEF")
     library.define("thrice(Tensor x) -> Tensor")
     torch.library.impl("backplane_test_named::thrice", "bp", lambda x: 3 * x)
@@ -161,10 +161,10 @@ def test_tensor_subclasses_and_modes_see_bp_operators() -> None:
 
 @pytest.fixture(scope="module")
 def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """The operators of custom_op/scale_shift.cpp; compiled once, and kept in pytest's cache directory if it has one."""
+    """The operators of custom_op/scale_shift.cpp; compiled once, and kept in pytest's cache directory, if any."""
     from torch.utils import cpp_extension
 
-    # ninja lies beside the interpreter, which need not be on the path.
+    # ninja is in the interpreter's folder, which may not be on PATH.
     name = f"custom-op-torch-{torch.__version__}"
     cache = getattr(request.config, "cache", None)  # there is none with `-p no:cacheprovider`
     build = tmp_path_factory.mktemp(name) if cache is None else cache.mkdir(name)
@@ -182,7 +182,7 @@ def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.skipif(
     os.environ.get("TORCH_BACKPLANE_DISCRETE") == "1",
-    reason="the operator reads and writes through data_ptr, which a device with discrete memory does not allow",
+    reason="the operator reads and writes through data_ptr, which needs host-accessible memory",
 )
 def test_cpp_operator(cpp: SimpleNamespace) -> None:
     x = torch.arange(6.0, device="bp").view(2, 3)

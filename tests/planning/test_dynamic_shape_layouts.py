@@ -1,5 +1,6 @@
-"""Sizes and strides of dynamic-shape plans, against PyTorch's own: of integers, and of symbols at sizes that they
-were not made of.
+"""Sizes and strides of dynamic-shape plans, compared with PyTorch's.
+
+They are computed from integers, and from symbols that are then evaluated at sizes other than the traced ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Layout = tuple[list[int], list[int]]
 
 @st.composite
 def layouts(draw: st.DrawFn, ranks: st.SearchStrategy[int] | None = None, elements: bool = False) -> Layout:
-    """Sizes and strides: dense in any order, with gaps, expanded, or anything; 0 and 1 among them."""
+    """Sizes and strides: dense in any order, with gaps, expanded, or arbitrary; 0 and 1 included."""
     rank = draw(st.integers(0, 5) if ranks is None else ranks)
     sizes = draw(
         st.lists(st.sampled_from([1, 2, 3, 4] if elements else [0, 1, 1, 2, 2, 3, 4]), min_size=rank, max_size=rank)
@@ -52,7 +53,7 @@ def ranks_of(*ranks: int) -> st.SearchStrategy[int]:
 
 
 def said(function: Callable[[], Any]) -> Any:
-    """What it returns, as lists; the word "refused" where it raises."""
+    """Returns the result of `function`, tensors as lists; "refused" if it raises."""
     try:
         found = function()
     except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
@@ -63,7 +64,7 @@ def said(function: Callable[[], Any]) -> Any:
 
 
 class Shapes:
-    """A trace as far as views want one: `make` gives what a view is of."""
+    """The part of a trace that views use: `make` returns a View."""
 
     def make(self, memory: Any, sizes: Any, steps: Any, offset: Any, dtype: Any, device: Any) -> Any:
         return View(sizes, steps, offset)
@@ -97,7 +98,7 @@ class View:
 
 
 def viewed(name: str, layout: Layout, *arguments: Any) -> Any:
-    """By our function, of integers."""
+    """Computes a view of integer sizes with our handler."""
     overload = getattr(torch.ops.aten, name.partition(".")[0])
     overload = getattr(overload, name.partition(".")[2] or "default")
 
@@ -108,12 +109,12 @@ def viewed(name: str, layout: Layout, *arguments: Any) -> Any:
     return said(made)
 
 
-# --- questions
+# --- predicates
 
 
 @settings(max_examples=200, deadline=None)
 @given(layout=layouts())
-def test_questions_are_answered_as_tensors_do(layout: Layout) -> None:
+def test_predicates_match_tensors(layout: Layout) -> None:
     tensor = meta(layout)
     assert strides.is_contiguous(*layout) == tensor.is_contiguous()
     assert strides.contiguous(layout[0]) == list(torch.empty(layout[0], device="meta").stride())
@@ -123,7 +124,7 @@ def test_questions_are_answered_as_tensors_do(layout: Layout) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(layout=layouts(ranks_of(4, 4, 5)))
-def test_channels_last_is_what_tensors_say(layout: Layout) -> None:
+def test_channels_last_matches_tensors(layout: Layout) -> None:
     tensor = meta(layout)
     format_ = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     assert strides.is_channels_last(*layout) == tensor.is_contiguous(memory_format=format_)
@@ -138,7 +139,7 @@ def test_channels_last_is_what_tensors_say(layout: Layout) -> None:
 
 @st.composite
 def operands(draw: st.DrawFn) -> tuple[list[int], list[Layout]]:
-    """A shape, and layouts that broadcast to it; the first is of it, mostly."""
+    """A shape, and layouts that broadcast to it."""
     shape = draw(layouts(elements=True))[0]
     found = []
     for _ in range(draw(st.integers(1, 3))):
@@ -155,7 +156,7 @@ def operands(draw: st.DrawFn) -> tuple[list[int], list[Layout]]:
 
 
 def kernels_result(given: list[Layout]) -> torch.Tensor:
-    """That of PyTorch's C++ meta kernel."""
+    """The result of PyTorch's C++ meta kernel."""
     tensors = [meta(one) for one in given]
     if len(tensors) == 1:
         return _C.structured_meta("aten::neg", *tensors)[0]
@@ -176,7 +177,7 @@ def test_results_have_the_strides_of_tensor_iterator(case: tuple[list[int], list
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=3))
-def test_shapes_broadcast_as_pytorchs(shapes: list[list[int]]) -> None:
+def test_shapes_broadcast_like_pytorch(shapes: list[list[int]]) -> None:
     assert said(lambda: list(strides.broadcast_shapes(shapes))) == said(lambda: list(torch.broadcast_shapes(*shapes)))
 
 
@@ -185,7 +186,7 @@ def test_shapes_broadcast_as_pytorchs(shapes: list[list[int]]) -> None:
 
 @st.composite
 def regrouped(draw: st.DrawFn) -> tuple[Layout, list[int]]:
-    """A layout and other sizes, of as many elements most of the time."""
+    """A layout and other sizes, usually with the same number of elements."""
     layout = draw(layouts())
     count = 1
     for size in layout[0]:
@@ -215,8 +216,8 @@ def test_views_have_pytorchs_strides_or_are_refused(case: tuple[Layout, list[int
 
 @settings(max_examples=150, deadline=None)
 @given(layouts(), st.lists(st.integers(-1, 4), max_size=6))
-def test_expanded(layout: Layout, wanted: list[int]) -> None:
-    if layout[0] or min(wanted, default=0) >= 0:  # else PyTorch takes sizes of -1 for sizes
+def test_expand(layout: Layout, wanted: list[int]) -> None:
+    if layout[0] or min(wanted, default=0) >= 0:  # otherwise PyTorch accepts -1 as a size
         assert viewed("expand", layout, wanted) == said(lambda: meta(layout).expand(wanted))
     grown = [size if size != 1 else 3 for size in layout[0]]
     assert viewed("expand", layout, [2, *grown]) == said(lambda: meta(layout).expand([2, *grown]))
@@ -227,9 +228,7 @@ positions = st.none() | st.integers(-6, 6) | st.just(2**63 - 1)
 
 @settings(max_examples=150, deadline=None)
 @given(layouts(st.integers(1, 4)), st.integers(-4, 3), st.integers(-5, 5), positions, positions, st.integers(-1, 3))
-def test_parts_of_a_dimension(
-    layout: Layout, dim: int, index: int, start: int | None, end: int | None, step: int
-) -> None:
+def test_select_and_slice(layout: Layout, dim: int, index: int, start: int | None, end: int | None, step: int) -> None:
     tensor = meta(layout)
     if not -tensor.dim() <= dim < tensor.dim():
         return
@@ -240,7 +239,7 @@ def test_parts_of_a_dimension(
 
 @settings(max_examples=150, deadline=None)
 @given(layouts(), st.integers(-4, 4), st.data())
-def test_dimensions_that_come_go_and_change_places(layout: Layout, dim: int, data: st.DataObject) -> None:
+def test_permute_squeeze_unsqueeze_and_transpose(layout: Layout, dim: int, data: st.DataObject) -> None:
     tensor, rank = meta(layout), len(layout[0])
     order = data.draw(st.permutations(range(rank)))
     assert viewed("permute", layout, order) == said(lambda: tensor.permute(order))
@@ -259,7 +258,7 @@ def test_dimensions_that_come_go_and_change_places(layout: Layout, dim: int, dat
 
 
 def of_symbols(function: Callable[..., Any], made_of: list[int], others: list[int]) -> tuple[Any, Any]:
-    """(What the tape of `function` says of `others`, None where it does not hold; what the function says of them.)"""
+    """Returns (results of the tape at `others`, None if it does not hold; results of `function` at `others`)."""
     instructions = Instructions()
     tape = Tape(instructions)
     found = function(*(tape.size(index, value) for index, value in enumerate(made_of)))
@@ -276,7 +275,7 @@ def of_symbols(function: Callable[..., Any], made_of: list[int], others: list[in
 
 
 def functions_of(ranks: list[int], wanted: int) -> dict[str, Callable[..., list[Any]]]:
-    """By numbers one after another: the sizes and strides of operands of these ranks, and more sizes."""
+    """Functions of consecutive numbers: the sizes and strides of operands of these ranks, then further sizes."""
 
     def parts(numbers: tuple[Any, ...]) -> tuple[list[tuple[list[Any], list[Any]]], list[Any]]:
         given, at = [], 0
@@ -317,12 +316,12 @@ def functions_of(ranks: list[int], wanted: int) -> dict[str, Callable[..., list[
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_layouts_of_symbols_hold_for_other_sizes_or_say_so(data: st.DataObject) -> None:
+def test_symbolic_layouts_match_or_do_not_hold(data: st.DataObject) -> None:
     given_now = data.draw(st.lists(layouts(st.integers(0, 4)), min_size=1, max_size=2))
     ranks = [len(sizes) for sizes, _ in given_now]
     wanted_now = data.draw(st.lists(st.integers(1, 6), max_size=4))
     given_then = [data.draw(layouts(st.just(rank))) for rank in ranks]
-    if data.draw(st.booleans()):  # only the sizes, or only the strides
+    if data.draw(st.booleans()):  # change only the sizes or only the strides
         keep = data.draw(st.integers(0, 1))
         given_then = [
             tuple(now[i] if i == keep else then[i] for i in (0, 1))
@@ -341,6 +340,6 @@ def test_layouts_of_symbols_hold_for_other_sizes_or_say_so(data: st.DataObject) 
         try:
             found, expected = of_symbols(function, now, then)
         except (RuntimeError, IndexError, ValueError, ZeroDivisionError, Untraceable):
-            # It held for a call that the function refuses: no plan may.
-            raise AssertionError(f"{name} of {now} holds for {then}, which it refuses") from None
+            # The tape holds for a call that the function rejects.
+            raise AssertionError(f"the tape of {name} for {now} holds for {then}, which {name} rejects") from None
         assert found == expected, f"{name} of {now} at {then}"

@@ -1,5 +1,6 @@
-"""Tapes compute what Python does, or do not hold: each operation, and expressions of symbols at sizes that they were
-not made of.
+"""Tapes compute what Python computes, or do not hold.
+
+Tests each operation, and expressions of symbols that are evaluated at sizes other than the traced ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def number(bits: int) -> float:
 
 
 def computed(operation: str, a: int, b: int) -> int | None:
-    """What a tape computes of two of its sizes; None where it does not hold."""
+    """Returns what a tape computes from its two sizes, or None if it does not hold."""
     slots = _C.run_tape([("size", 0, 0, 0), ("size", 1, 0, 0), (operation, 0, 1, 0)], [a, b])
     return None if slots is None else slots[2]
 
@@ -59,14 +60,14 @@ def computed(operation: str, a: int, b: int) -> int | None:
 @example(a=-7, b=2)
 @example(a=-6, b=3)
 @example(a=5, b=0)
-def test_integers_are_pythons_or_the_tape_does_not_hold(operation: str, a: int, b: int) -> None:
+def test_integer_operations_match_python_or_do_not_hold(operation: str, a: int, b: int) -> None:
     try:
         expected = int(INTEGERS[operation](a, b))
     except ZeroDivisionError:
         expected = None
     if expected is not None and not LEAST <= expected <= MOST:
         expected = None
-    if operation == "mod" and (a, b) == (LEAST, -1):  # 0, whose quotient is too large
+    if operation == "mod" and (a, b) == (LEAST, -1):  # the result is 0, but the quotient overflows
         expected = None
     assert computed(operation, a, b) == expected
 
@@ -74,7 +75,7 @@ def test_integers_are_pythons_or_the_tape_does_not_hold(operation: str, a: int, 
 @pytest.mark.parametrize("operation", sorted(FLOATS))
 @settings(max_examples=60, deadline=None)
 @given(a=doubles, b=doubles)
-def test_doubles_are_pythons_to_the_bit(operation: str, a: float, b: float) -> None:
+def test_float_operations_match_python_bit_for_bit(operation: str, a: float, b: float) -> None:
     found = computed(operation, bits(a), bits(b))
     try:
         expected = FLOATS[operation](a, b)
@@ -87,7 +88,7 @@ def test_doubles_are_pythons_to_the_bit(operation: str, a: float, b: float) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(a=words, b=words)
-def test_quotients_and_conversions_are_pythons_to_the_bit_or_the_tape_does_not_hold(a: int, b: int) -> None:
+def test_division_and_conversion_match_python_or_do_not_hold(a: int, b: int) -> None:
     assert computed("to_float", a, b) == bits(float(a))
     found = computed("truediv", a, b)
     if b != 0 and max(abs(a), abs(b)) <= 2**53:
@@ -104,13 +105,13 @@ def test_a_guard_holds_for_one_number(value: int, wanted: int) -> None:
         assert slots == ([value, value, wanted] if value == constant else None)
 
 
-def test_a_tape_refuses_what_it_has_not() -> None:
+def test_invalid_instructions_raise() -> None:
     with pytest.raises(ValueError, match="unknown tape operation power"):
         _C.run_tape([("power", 0, 0, 0)], [])
     with pytest.raises(ValueError, match="has no slots 0 and 5"):
         _C.run_tape([("constant", 0, 0, 1), ("add", 0, 5, 0)], [])
     with pytest.raises(ValueError, match="has no slots"):
-        _C.run_tape([("add", 0, 0, 0)], [])  # not its own either
+        _C.run_tape([("add", 0, 0, 0)], [])  # nor its own slot
     with pytest.raises(IndexError, match="there are 1 sizes, but got index 1"):
         _C.run_tape([("size", 1, 0, 0)], [4])
 
@@ -119,7 +120,7 @@ def test_a_tape_refuses_what_it_has_not() -> None:
 
 
 class Instructions(list[tuple[str, int, int, int]]):
-    """As `_C.PlanBuilder`, as far as tapes want it."""
+    """The part of `_C.PlanBuilder` that tapes use."""
 
     def instruction(self, operation: str, a: int, b: int, constant: int) -> int:
         self.append((operation, a, b, constant))
@@ -127,8 +128,11 @@ class Instructions(list[tuple[str, int, int, int]]):
 
 
 def at_other_sizes(function: Callable[..., Any], made_of: list[int], others: list[int]) -> tuple[Any, Any, Any]:
-    """(What `function` says of symbols, now; what its tape says of `others`, None where it does not hold; what
-    `function` says of `others`.) `function` returns a list of numbers, or raises."""
+    """Calls `function`, which returns a list of numbers or raises, with symbols.
+
+    Returns:
+        (its results at `made_of`; results of its tape at `others`, None if it does not hold; its results at `others`).
+    """
     instructions = Instructions()
     tape = Tape(instructions)
     found = function(*(tape.size(index, value) for index, value in enumerate(made_of)))
@@ -147,7 +151,7 @@ def at_other_sizes(function: Callable[..., Any], made_of: list[int], others: lis
     return now, [then(one) for one in found], function(*others)
 
 
-def test_zero_has_its_sign_when_it_is_negated() -> None:
+def test_negated_zero_is_negative() -> None:
     def negated(size: Any) -> list[Any]:
         return [math.copysign(1.0, number_now(one)) for one in (-torch.sym_float(size), -(torch.sym_float(size) * 0.5))]
 
@@ -161,7 +165,7 @@ BINARY = ("+", "-", "*", "//", "%", "/", "<", "<=", "==", "!=", ">", ">=", "min"
 
 
 def evaluated(expression: Any, values: tuple[Any, ...]) -> Any:
-    """A tree of operations over values; an if is a decision that leaves a guard."""
+    """Evaluates a tree of operations on values. An "if" reads a value, which records a guard."""
     if isinstance(expression, int):
         return expression
     kind, *parts = expression
@@ -197,9 +201,7 @@ sizes = st.lists(st.integers(-4, 9) | st.sampled_from([0, 1, 2**31, 2**62, MOST]
 @given(
     tree=st.tuples(st.just("/"), trees, trees) | trees, made_of=sizes, others=st.lists(sizes, min_size=1, max_size=4)
 )
-def test_expressions_of_symbols_hold_for_other_sizes_or_say_so(
-    tree: Any, made_of: list[int], others: list[list[int]]
-) -> None:
+def test_symbolic_expressions_match_or_do_not_hold(tree: Any, made_of: list[int], others: list[list[int]]) -> None:
     def function(*values: Any) -> list[Any]:
         return [evaluated(tree, values)]
 
@@ -210,7 +212,7 @@ def test_expressions_of_symbols_hold_for_other_sizes_or_say_so(
     for other in [made_of, *others]:
         try:
             now, then, there = at_other_sizes(function, made_of, other)
-        except (OverflowError, TypeError):  # of constants that fit nowhere: no plan
+        except (OverflowError, TypeError):  # constants that do not fit 64 bits: there is no plan
             continue
         assert now == expected
         assert then is None or then == there
@@ -218,7 +220,7 @@ def test_expressions_of_symbols_hold_for_other_sizes_or_say_so(
 
 @settings(max_examples=60, deadline=None)
 @given(made_of=sizes, others=sizes)
-def test_whatever_leaves_the_symbols_leaves_a_guard(made_of: list[int], others: list[int]) -> None:
+def test_uses_of_a_symbols_value_record_a_guard(made_of: list[int], others: list[int]) -> None:
     ways: list[Callable[[Any], Any]] = [
         int, bool, str, repr, list(range(-4, 10)).index, lambda n: f"{n}", lambda n: operator.index(n),
         lambda n: [*range(min(n, 12))], lambda n: "x" * min(n, 12), lambda n: n.bit_length(), lambda n: float(n / 1),
@@ -242,8 +244,8 @@ def test_whatever_leaves_the_symbols_leaves_a_guard(made_of: list[int], others: 
 @pytest.mark.parametrize(
     "way", [hash, lambda n: {n: 1}, lambda n: n**2, lambda n: n << 1, lambda n: n & 3, lambda n: math.ceil(n / 2)]
 )
-def test_what_symbols_do_not_do_raises(way: Callable[[Any], Any]) -> None:
-    """And so the class stays exact; it must not compute something else."""
+def test_unsupported_operations_raise(way: Callable[[Any], Any]) -> None:
+    """Such calls keep exact plans; symbols must not compute something else."""
     with pytest.raises((TypeError, AttributeError)):
         at_other_sizes(lambda n: [way(n)], [5], [6])
 
@@ -255,8 +257,8 @@ SHORT_CUTS = (
 
 
 @pytest.mark.parametrize("function", SHORT_CUTS, ids=lambda function: function.__name__)
-def test_symbols_compute_as_pytorchs_do(function: Callable[[Any, Any], Any]) -> None:
-    """With numbers, fractions and symbols of either kind, on either side: the same value, and the same instructions."""
+def test_symbols_compute_like_pytorchs(function: Callable[[Any, Any], Any]) -> None:
+    """With integers, floats and symbols of both classes, on either side: equal values and equal instructions."""
     found = []
     for kind in (Symbol, torch.SymInt):
         instructions = Instructions()
@@ -268,13 +270,13 @@ def test_symbols_compute_as_pytorchs_do(function: Callable[[Any, Any], Any]) -> 
                 try:
                     result = function(a, b)
                     values.append((number_now(result), isinstance(result, torch.SymInt)))
-                except (AssertionError, AttributeError) as error:  # of fractions, which these do not do
+                except (AssertionError, AttributeError) as error:  # floats, which are not supported
                     values.append(str(error))
         found.append((values, list(instructions)))
     assert found[0] == found[1]
 
 
-def test_symbols_have_no_hash() -> None:
-    """A table that is looked up by one would have to be of this call."""
+def test_symbols_are_unhashable() -> None:
+    """A lookup by symbol would depend on the value of this call."""
     with pytest.raises(TypeError, match="unhashable"):
         hash(Tape(Instructions()).size(0, 7))

@@ -1,4 +1,4 @@
-"""torch_backplane.elementwise where no kernels run: on the CPU and on host devices; and what it refuses."""
+"""torch_backplane.elementwise without kernels, on the CPU and on host devices; and its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reference(x: torch.Tensor, y: Any, slope: float = 0.01) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_it_broadcasts_and_promotes_as_pytorch(device: str) -> None:
+def test_broadcasting_and_promotion_match_pytorch(device: str) -> None:
     x, y = torch.randn(3, 1, 4, device=device), torch.randn(5, 1, device=device)
     torch.testing.assert_close(leaky(x, y), reference(x, y))
     assert leaky(x, y).device == x.device
@@ -41,12 +41,12 @@ def test_it_broadcasts_and_promotes_as_pytorch(device: str) -> None:
     torch.testing.assert_close(leaky(whole, 1, slope=0.5), torch.tensor([-0.5, 3.0], device=device))
     assert leaky(x.bfloat16(), 1.0).dtype == torch.bfloat16
     assert leaky(x.half(), y.bfloat16()).dtype == torch.float32
-    # Wraps, as PyTorch's + does.
+    # Wraps around, like PyTorch's +.
     assert leaky(torch.ones(2, dtype=torch.uint8, device=device), 300, slope=1).tolist() == [45, 45]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_results_are_new_tensors_of_pytorchs_strides(device: str) -> None:
+def test_results_are_new_tensors_with_pytorchs_strides(device: str) -> None:
     same = torch_backplane.elementwise(lambda x: x)
     x = torch.randn(4, 3, device=device).t()
     y = same(x)
@@ -87,7 +87,7 @@ def test_gradients(device: str) -> None:
     torch.testing.assert_close(grad, torch.full_like(x, 3.0))
 
 
-def test_a_gradient_may_be_missing() -> None:
+def test_a_gradient_can_be_missing() -> None:
     scaled = torch_backplane.elementwise(lambda x, y: x * y, backward=lambda grad, x, y: (grad * y, None))
     x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
     scaled(x, y).sum().backward()
@@ -95,7 +95,7 @@ def test_a_gradient_may_be_missing() -> None:
     assert y.grad is None
 
 
-def test_without_a_derivative_an_argument_that_requires_grad_is_an_error() -> None:
+def test_requires_grad_without_a_derivative_raises() -> None:
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"leaky has no derivative, but its argument y requires grad: pass"):
         leaky(1.0, x)
@@ -131,7 +131,7 @@ def branches(x: Any) -> Any:
         (lambda x, mode="fast": x, "a default must be a number: parameter mode of lambda has 'fast'"),
     ],
 )
-def test_what_is_no_formula_is_refused_at_once(formula: Any, message: str) -> None:
+def test_invalid_formulas_raise_at_declaration(formula: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         torch_backplane.elementwise(formula)
 
@@ -155,23 +155,25 @@ def test_a_backward_formula_returns_a_gradient_for_each_parameter() -> None:
         ((torch.ones(2), 1j), {}, TypeError, r"leaky does not support torch\.complex64: greater does not support "),
     ],
 )
-def test_bad_calls(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_calls_raise(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         leaky(*arguments, **options)
 
 
-def test_it_looks_like_the_function() -> None:
+def test_the_functions_metadata_is_kept() -> None:
     assert leaky.__name__ == "leaky"
     assert leaky.__doc__ == "A rectifier."
     assert "leaky" in repr(leaky)
 
 
-def test_importing_the_package_does_not_import_what_makes_kernels(run_python: Any) -> None:
+def test_importing_the_package_does_not_import_kernels(run_python: Any) -> None:
     code = "import sys, torch_backplane; print('torch_backplane.kernels' in sys.modules)"
     assert run_python(code).stdout.strip() == "False"
 
 
-# What evaluates formulas there: each operation as kernels define it. (Kernels themselves: test_kernels_pointwise.py.)
+# The evaluator implements each operation as kernels define it. test_kernels_pointwise.py tests the kernels.
 
 VALUES = {
     "float": torch.tensor([-7.5, -1.0, -0.5, 0.0, 0.3, 0.9, 1.0, 2.5, 6.0]),

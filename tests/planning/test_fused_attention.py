@@ -1,4 +1,4 @@
-"""Attention of jagged nested tensors and under torch.vmap, against PyTorch's on the CPU."""
+"""Attention of jagged nested tensors and under torch.vmap, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def jagged(lengths: tuple[int, ...], heads: int, columns: int, device: str) -> tuple[Tensor, list[Tensor]]:
-    """(batch, heads, length, columns), not contiguous, and the leaves that it is made of."""
+    """Returns a non-contiguous jagged tensor (batch, heads, length, columns), and its leaves."""
     torch.manual_seed(sum(lengths))
     leaves = [torch.randn(length, heads * columns).to(device).requires_grad_() for length in lengths]
     made = torch.nested.as_nested_tensor(leaves, layout=torch.jagged)
@@ -32,7 +32,7 @@ def test_results_and_gradients_agree_with_the_cpu() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_masks_have_pytorchs_error() -> None:
+def test_masks_raise_pytorchs_error() -> None:
     x, _ = jagged((3, 5), 2, 8, "bp")
     mask = torch.zeros(1, device="bp")
     with pytest.raises(ValueError, match="Masks are not yet supported"):
@@ -40,7 +40,7 @@ def test_masks_have_pytorchs_error() -> None:
     attend("bp", (3, 5), 2, 8)
 
 
-def test_jagged_tensors_of_other_devices_go_to_pytorch() -> None:
+def test_jagged_tensors_of_other_devices_use_pytorch() -> None:
     x, _ = jagged((3, 5), 2, 8, "cpu")
     with pytest.raises(NotImplementedError):
         torch.ops.aten._scaled_dot_product_fused_attention_overrideable(x, x, x)

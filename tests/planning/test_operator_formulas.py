@@ -1,4 +1,4 @@
-"""The formulas of pointwise operators against PyTorch's CPU kernels, on numbers that are hard to get right."""
+"""The formulas of pointwise operators, compared with PyTorch's CPU kernels on difficult numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FLOATS = [
     *(20.5, -19.9, 88.0, -104.0, 100.0, 2.0**-25, -1e-20, 1e20, 2.0**24 + 2, INF, -INF, NAN),
 ]
 INTEGERS = [0, 1, -1, 2, -2, 3, -3, 5, 7, -8, 12, 31, 63, 64, 100, -100, 127, -128]
-BATCH = 24  # results of one kernel: what takes time here is compiling
+BATCH = 24  # results per kernel: compilation takes most of the time
 FILES = ["binary_ops", "unary_ops", "pow", "tensor_compare", "masks", "activation", "gated_linear_unit"]
 
 
 def _pool(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Three tensors: all pairs of special values and random ones, and something in another order beside them."""
+    """Three tensors: two with all pairs of special values, then random ones; a third with other combinations."""
     special = torch.tensor(INTEGERS if not dtype.is_floating_point else FLOATS, dtype=torch.float64)
     random = torch.randn(3, 500, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 4
     n = len(special)
@@ -41,7 +41,7 @@ def _pool(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 
 
 def _degrees(pool: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """From -2 to 11, a few of them with a fraction."""
+    """Degrees from -2 to 11, some with a fraction."""
     return torch.arange(len(pool[0])) % 14 - 2 + torch.where(torch.arange(len(pool[0])) % 5 == 0, 0.4, 0.0)
 
 
@@ -50,11 +50,11 @@ def _float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _moderate(pool: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Hundredths from -3 to 3: beside 1 and -1, where polynomials of these degrees change fast, no float32 is right."""
+    """Multiples of 0.01 from -3 to 3: next to 1 and -1, polynomials of these degrees change too fast for float32."""
     return (_float(pool[0]).clamp(-3, 3) * 100).round() / 100
 
 
-# What a call is given beside tensors, where there is no default worth testing; one call for each row.
+# Arguments other than the generated tensors, if defaults do not suffice; one call per row.
 NUMBERS: dict[str, list[dict[str, Any]]] = {
     "add.Tensor": [{"alpha": 1}, {"alpha": 3}],
     "sub.Tensor": [{"alpha": 1}, {"alpha": 3}],
@@ -113,15 +113,15 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
     "nan_to_num": [{}, {"nan": 2.0, "posinf": 3.0, "neginf": -4.0}],
     **{f"{name}.Scalar": [{"other": 3}] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
-# PyTorch's CPU kernel raises where such a divisor is zero.
+# PyTorch's CPU kernels of these raise if an integer divisor is zero.
 DIVISIONS = {"div.Tensor_mode", "floor_divide", "remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"}
-# The sign of a zero is not what PyTorch promises: it differs between its vectorised and its scalar loops.
+# PyTorch does not define the sign of a zero result: its vectorized and scalar loops differ.
 ZEROS_OF_ANY_SIGN = {
     *("maximum", "minimum", "fmin", "fmax", "clamp", "clamp.Tensor", "clamp_min", "clamp_max", "clamp_min.Tensor"),
     *("clamp_max.Tensor", "native_dropout_backward", "relu", "_add_relu.Tensor"),
     *("log_sigmoid_backward", "gelu", "gelu_backward", "hardtanh", "hardswish"),
 }
-# Nor is what becomes of NaN here: these comparisons are turned round in its vectorised loops.
+# Nor the result for NaN: the vectorized loops of these invert comparisons.
 NAN_IN_VECTORS = {
     *("elu_backward", "hardtanh_backward", "hardswish_backward", "hardshrink_backward", "softshrink_backward"),
 }
@@ -131,7 +131,7 @@ refused: dict[tuple[str, torch.dtype], str] = {}
 
 
 def cases_of(name: str, dtype: torch.dtype) -> Iterator[Case]:
-    """Calls of an operator with tensors of this dtype, as far as PyTorch's CPU kernel takes them."""
+    """Calls of an operator with tensors of this dtype that PyTorch's CPU kernel accepts."""
     pool = _pool(dtype)
     if name in DIVISIONS and not dtype.is_floating_point:
         pool = tuple(tensor.where(tensor != 0, 5) for tensor in pool)
@@ -147,13 +147,13 @@ def cases_of(name: str, dtype: torch.dtype) -> Iterator[Case]:
                 if argument.name in ("mask", "condition"):
                     value = value > 0
             else:
-                assert argument.has_default_value(), f"say in NUMBERS what {name} gets for {argument.name}"
+                assert argument.has_default_value(), f"NUMBERS has no value for the argument {argument.name} of {name}"
                 value = argument.default_value
             arguments.append(value)
         if dtype == torch.uint8 and any(isinstance(v, (int, float)) and v < 0 for v in arguments):
             continue
         try:
-            # A copy, for the in-place forms.
+            # Copies, because some forms are in-place.
             copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
             expected = call_cpu(name, copies)
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
@@ -163,7 +163,7 @@ def cases_of(name: str, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def expected_of(case: Case) -> tuple[torch.Tensor, ...]:
-    """The CPU's results; of NaN_IN_VECTORS with what it has for NaN outside of a vector, as torch.cuda does."""
+    """The CPU's results; for NaN in NAN_IN_VECTORS those of its scalar loops, as in torch.cuda."""
     if case.name not in NAN_IN_VECTORS:
         return case.expected
     *_, given = (one for one in case.arguments if isinstance(one, torch.Tensor))
@@ -175,7 +175,7 @@ def expected_of(case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def difference(case: Case, computed: tuple[torch.Tensor, ...]) -> str | None:
-    """What is wrong with a result, or None. Of floats, the float64 kernel's result rounded is right as well."""
+    """Returns what is wrong with a result, or None. For float32, the rounded float64 result is right, too."""
     exact = None
     for i, (got, expected) in enumerate(zip(computed, expected_of(case), strict=True)):
         tolerance = _tolerance(got.dtype, case.name)
@@ -184,7 +184,7 @@ def difference(case: Case, computed: tuple[torch.Tensor, ...]) -> str | None:
             wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in case.arguments]
             exact = exact or call_cpu(case.name, wide)
             right |= torch.isclose(got, exact[i].to(got.dtype), **tolerance, equal_nan=True)
-            if "backward" in case.name:  # what is small beside the gradient that came in
+            if "backward" in case.name:  # differences that are small relative to the incoming gradient
                 grad = case.arguments[0].float()
                 right |= (got / grad - exact[i].to(got.dtype) / grad).abs() < tolerance["atol"]
         if got.dtype.is_floating_point and case.name not in ZEROS_OF_ANY_SIGN:
@@ -207,7 +207,7 @@ def _tolerance(dtype: torch.dtype, name: str) -> dict[str, float]:
         return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-5}
     if dtype == torch.float32:
         return {"rtol": 1e-4, "atol": 1e-4} if "polynomial" in name else {"rtol": 1.3e-6, "atol": 1e-5}
-    # PyTorch's Bessel and Airy functions of float64 have five or six digits after the point.
+    # PyTorch's Bessel and Airy functions in float64 are accurate to five or six decimal places.
     return {"rtol": 1e-7, "atol": 1e-5 if re.search("bessel_[jy]|airy", name) else 1e-7}
 
 
@@ -244,7 +244,7 @@ def test_losses_agree_with_pytorch(name: str, reduction: int) -> None:
 
 
 def _plan(planners: dict[str, Any], name: str, given: dict[str, Any]) -> torch.Tensor:
-    """What a planner gives, compared with the CPU."""
+    """Compares a planner's results with the CPU's, and returns the first of them."""
     arguments = tuple(given[argument.name] for argument in arguments_of(name))
     call = Call(name, call_cpu(name, arguments))
     expected = call_cpu(name, arguments)
@@ -253,7 +253,7 @@ def _plan(planners: dict[str, Any], name: str, given: dict[str, Any]) -> torch.T
     return expected[0]
 
 
-def test_smooth_l1_without_a_smooth_part() -> None:
+def test_smooth_l1_with_beta_0() -> None:
     opencl()
     a, b = torch.tensor([1.0, -2.0, 3.0, 0.0]), torch.tensor([0.5, 2.0, 3.0, 0.0])
     given = {"self": a, "target": b, "reduction": 0, "beta": 0.0, "grad_output": torch.ones(4)}
@@ -291,11 +291,11 @@ def test_formulas_agree_with_pytorch(tables: Tables, dtype: torch.dtype) -> None
 def test_every_declared_formula_is_tested(tables: Tables) -> None:
     for name in (*tables.formulas, *tables.planners):
         taken = [dtype for dtype in (torch.float32, torch.int64) for _ in cases_of(name, dtype)]
-        assert taken, f"{name} took none of the arguments: {refused}"
+        assert taken, f"{name} accepted none of the arguments: {refused}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_operators_that_look_at_the_stored_dtype(dtype: torch.dtype) -> None:
+def test_operators_that_depend_on_the_stored_dtype(dtype: torch.dtype) -> None:
     opencl()
     bits = torch.arange(-(2**15), 2**15, 37).to(torch.int16)
     a, b = bits.view(dtype), bits.roll(701).view(dtype)
@@ -305,7 +305,7 @@ def test_operators_that_look_at_the_stored_dtype(dtype: torch.dtype) -> None:
     (moved,) = _planned(planners, "nextafter", (a, b), a)
     step = _ordered(moved) - _ordered(a)
     known = ~(a.isnan() | b.isnan())
-    # Both zeros are one place; from there the least number of either sign is one step away.
+    # Both zeros have one position; the smallest number of either sign is one step from it.
     assert torch.equal(step[known], towards[known])
     assert moved[~known].isnan().all()
     assert moved[0].signbit()
@@ -320,12 +320,12 @@ def _planned(planners: dict[str, Any], name: str, arguments: tuple[Any, ...], li
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers of 16 bits as integers that count them from zero."""
+    """The positions of 16-bit floats in their order, counted from zero."""
     bits = tensor.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
 
 
-# To 17 digits, by mpmath. PyTorch's own have fewer for some of them.
+# Computed to 17 digits with mpmath. Some of PyTorch's functions are less accurate.
 KNOWN = [
     ("airy_ai", -2.5, -0.11232506769296609),
     ("airy_ai", 3.0, 0.006591139357460719),
@@ -358,8 +358,8 @@ def test_special_functions_are_accurate_in_float64() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
 
 
-def test_cuda_compiles_what_special_functions_need() -> None:
-    """Loops, bits and the tables, in both widths of floats, and integers."""
+def test_special_functions_compile_for_cuda() -> None:
+    """Loops, bit casts and tables, in float32 and float64; and integers."""
     functions = [getattr(special, name) for name in dict.fromkeys(name for name, _, _ in KNOWN)]
     for dtype, integer in ((torch.float32, torch.int32), (torch.float64, torch.int64)):
         kernel = pointwise(

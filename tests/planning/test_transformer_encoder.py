@@ -1,4 +1,4 @@
-"""nn.TransformerEncoder in evaluation, where PyTorch makes nested tensors of padded batches."""
+"""nn.TransformerEncoder in evaluation mode, where PyTorch converts padded batches to nested tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def encoder(norm_first: bool = False, **options: bool) -> nn.TransformerEncoder:
 
 
 def to_bp(arguments: Any) -> Any:
-    """The same arguments on the device; what was one tensor stays one."""
+    """Moves arguments to the device. A tensor that is passed twice stays one tensor."""
     moved: dict[int, Tensor] = {}
     return tree_map_only(Tensor, lambda one: moved.setdefault(id(one), one.to("bp")), arguments)
 
@@ -31,7 +31,7 @@ HOLES = torch.tensor([[False] * 5, [False, True, False, True, False], [True] + [
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("padding", [None, PADDING, HOLES, PADDING.flip(1)], ids=["none", "end", "holes", "begin"])
 def test_padded_batches_agree_with_the_cpu(padding: Tensor | None, grad: bool, training: bool) -> None:
-    """What is not padding: there PyTorch has zeros on the fast path and something else on the other one."""
+    """Compares positions without padding: at padding, only PyTorch's fast path gives zeros."""
     model = encoder().train(training)
     x = torch.randn(3, 5, 16)
     kept = torch.ones(3, 5, dtype=torch.bool) if padding is None else ~padding
@@ -63,7 +63,7 @@ def _multi_head_arguments(batch: int, length: int, width: int, heads: int) -> li
 
 
 def _masks(batch: int, length: int, heads: int) -> dict[int | None, Tensor | None]:
-    """By their kind, each with at least one key for each query."""
+    """Masks by kind. Each query has at least one key."""
     shapes = {0: (length, length), 1: (batch, length), 2: (batch, heads, length, length)}
     masks: dict[int | None, Tensor | None] = {kind: torch.rand(shape) > 0.6 for kind, shape in shapes.items()}
     for mask in masks.values():
@@ -78,7 +78,7 @@ def test_multi_head_attention_agrees_with_the_cpu(kind: int | None, need_weights
         arguments = _multi_head_arguments(*sizes)
         mask = _masks(sizes[0], sizes[1], sizes[3])[kind]
         for average in (True, False):
-            if mask is not None and not average:  # of numbers, added elsewhere in PyTorch
+            if mask is not None and not average:  # a mask of floats, which PyTorch adds elsewhere
                 mask = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
             call = (*arguments, mask, need_weights, average, kind)
             expected = torch._native_multi_head_attention(*call)
@@ -89,7 +89,7 @@ def test_multi_head_attention_agrees_with_the_cpu(kind: int | None, need_weights
                 torch.testing.assert_close(found[1].cpu(), expected[1])
 
 
-def test_multi_head_attention_of_other_keys_agrees_with_the_cpu() -> None:
+def test_multi_head_attention_with_other_keys_agrees_with_the_cpu() -> None:
     arguments = _multi_head_arguments(2, 3, 8, 2)
     arguments[1] = arguments[2] = torch.randn(2, 3, 8)
     for other in (arguments[2], torch.randn(2, 3, 8)):
@@ -99,7 +99,7 @@ def test_multi_head_attention_of_other_keys_agrees_with_the_cpu() -> None:
         torch.testing.assert_close(tuple(one.cpu() for one in found), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_multi_head_attention_has_the_errors_of_the_cpu() -> None:
+def test_multi_head_attention_raises_the_cpus_errors() -> None:
     right = _multi_head_arguments(2, 3, 8, 2)
     wrong = {
         0: torch.randn(3, 8), 1: torch.randn(1, 3, 8), 3: 7, 4: 3, 5: torch.randn(3, 8), 6: torch.randn(1, 24),
@@ -117,6 +117,6 @@ def test_multi_head_attention_has_the_errors_of_the_cpu() -> None:
         torch._native_multi_head_attention(*to_bp(right))
 
 
-def test_nested_tensors_themselves_are_refused_by_name() -> None:
+def test_nested_tensors_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="nested tensors are not supported on bp"):
         torch._nested_tensor_from_mask(torch.ones(1, 2, 3, device="bp"), torch.ones(1, 2, device="bp").bool())

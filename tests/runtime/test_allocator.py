@@ -1,4 +1,4 @@
-"""The caching allocator as programs meet it: errors, reuse, streams, threads, forks, options."""
+"""The caching allocator as programs use it: errors, reuse, streams, threads, forks, options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS: dict[str, str | None] = {
 
 
 def run(code: str, site: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own, on one small host device unless the environment says otherwise."""
+    """Runs a program in a separate process, by default on one host device with 64 MiB."""
     return forked.run(
         textwrap.dedent(PRELUDE) + textwrap.dedent(code), pathlib.Path(site), **{**SETTINGS, **environment}
     )
@@ -64,10 +64,10 @@ def empty(size: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def held(stream: torch.Stream) -> Iterator[None]:
-    """The stream has work inside the `with` block that does not end before its end."""
-    if torch.bp.get_device_properties(stream.device_index).driver != "host":  # drivers in Python call no host functions
+    """Keeps the stream busy until the end of the `with` block."""
+    if torch.bp.get_device_properties(stream.device_index).driver != "host":  # others may lack host callbacks
         with stream:
-            torch.bp._sleep(1_000_000_000)  # a second, for what takes a millisecond
+            torch.bp._sleep(1_000_000_000)  # one second; the block takes about a millisecond
         yield
         stream.synchronize()
         return
@@ -81,7 +81,7 @@ def held(stream: torch.Stream) -> Iterator[None]:
 # --- out of memory ---------------------------------------------------------------------------------------------------
 
 
-def test_out_of_memory_says_what_torch_cuda_says_and_the_process_goes_on() -> None:
+def test_the_out_of_memory_message_matches_torch_cuda() -> None:
     output = check("""
         small = empty(3 * MIB)
         try:
@@ -106,9 +106,9 @@ def test_out_of_memory_says_what_torch_cuda_says_and_the_process_goes_on() -> No
     )
 
 
-def test_out_of_memory_is_raised_only_when_nothing_cached_would_help() -> None:
+def test_cached_memory_is_freed_before_out_of_memory() -> None:
     check("""
-        for size in (30, 40, 50, 60):  # each fits only once the one before has been given back
+        for size in (30, 40, 50, 60):  # each fits only after the previous one is freed
             empty(size * MIB)
         stats = memory.memory_stats()
         assert stats["num_alloc_retries"] == 3 and stats["num_ooms"] == 0, stats
@@ -116,7 +116,7 @@ def test_out_of_memory_is_raised_only_when_nothing_cached_would_help() -> None:
     """)
 
 
-def test_private_pools_count_in_the_message() -> None:
+def test_the_out_of_memory_message_counts_private_pools() -> None:
     output = check("""
         pool = memory.MemPool()
         with memory.use_mem_pool(pool):
@@ -129,7 +129,7 @@ def test_private_pools_count_in_the_message() -> None:
     assert "20.00 MiB is allocated by PyTorch, with 20.00 MiB allocated in private pools" in output
 
 
-def test_more_than_an_exbibyte() -> None:
+def test_out_of_memory_of_more_than_an_exbibyte() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="more than 1EB"):
         torch.empty(1 << 61, dtype=torch.uint8, device="bp")
 
@@ -165,7 +165,7 @@ def test_fraction_from_the_environment() -> None:
     )
 
 
-def test_observers_are_told_before_the_error() -> None:
+def test_out_of_memory_observers_run_before_the_error() -> None:
     output = check("""
         memory._attach_out_of_memory_observer(lambda *numbers: print(*numbers))
         try:
@@ -186,7 +186,7 @@ def test_freeing_twice_is_an_error() -> None:
         memory.caching_allocator_delete(address)
 
 
-def test_freeing_what_is_not_the_start_of_an_allocation_is_an_error() -> None:
+def test_freeing_an_address_that_was_not_allocated_is_an_error() -> None:
     address = memory.caching_allocator_alloc(4096)
     for wrong in (address + 1, address + 512, 12345, 1 << 60):
         with pytest.raises(RuntimeError, match="invalid device pointer"):
@@ -194,7 +194,7 @@ def test_freeing_what_is_not_the_start_of_an_allocation_is_an_error() -> None:
     memory.caching_allocator_delete(address)
 
 
-def test_nothing_is_allocated_for_no_bytes() -> None:
+def test_zero_bytes_allocate_nothing() -> None:
     before = memory.memory_stats()["allocation.all.allocated"]
     tensor = empty(0)
     assert tensor.data_ptr() == 0
@@ -204,7 +204,7 @@ def test_nothing_is_allocated_for_no_bytes() -> None:
     assert memory.memory_stats()["allocation.all.allocated"] == before
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     first = empty(5000).data_ptr()
     assert empty(5000).data_ptr() == first
 
@@ -216,12 +216,12 @@ def test_caching_can_be_switched_off() -> None:
         assert memory.memory_reserved() == reserved + 2 * MIB
         del tensor
         assert memory.memory_reserved() == reserved
-    tensor = empty(64 * MIB)  # fits into no segment that earlier tests have left
+    tensor = empty(64 * MIB)  # fits into no segment that earlier tests can have left
     del tensor
     assert memory.memory_reserved() > reserved
 
 
-def test_addresses_are_known_to_the_byte() -> None:
+def test_addresses_inside_an_allocation_are_found() -> None:
     tensor = empty(1000)
     start = tensor.data_ptr()
     assert [_C._memory_device_of_address(start + offset) for offset in (0, 1, 999)] == [0, 0, 0]
@@ -233,7 +233,7 @@ def test_addresses_are_known_to_the_byte() -> None:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_memory_of_one_stream_is_not_given_to_another() -> None:
+def test_memory_of_one_stream_is_not_reused_on_another() -> None:
     one, other = (_C.pool_stream(0, 0)[0] for _ in range(2))
     first = _C._memory_allocate(1000, 0, one)
     _C._memory_free(first)
@@ -245,7 +245,7 @@ def test_memory_of_one_stream_is_not_given_to_another() -> None:
     _C._memory_free(third)
 
 
-def test_record_stream_keeps_memory_until_the_stream_has_passed() -> None:
+def test_record_stream_keeps_memory_until_the_stream_completes() -> None:
     side = torch.Stream(device="bp")
     tensor = empty(700_000)
     address = tensor.data_ptr()
@@ -259,9 +259,9 @@ def test_record_stream_keeps_memory_until_the_stream_has_passed() -> None:
     assert empty(700_000).data_ptr() == address
 
 
-def test_streams_do_not_matter_to_foreign_memory() -> None:
+def test_record_stream_ignores_foreign_memory() -> None:
     tensor = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(empty(1000)))
-    tensor.record_stream(torch.Stream(device="bp"))  # its owner's business: neither error nor effect
+    tensor.record_stream(torch.Stream(device="bp"))  # its owner manages it: no error and no effect
     del tensor
     assert all(b["state"] != "active_awaiting_free" for s in memory.memory_snapshot() for b in s["blocks"])
 
@@ -343,7 +343,7 @@ def test_live_blocks_never_overlap_while_threads_allocate() -> None:
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
-def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
+def test_a_forked_child_raises_and_the_parent_continues() -> None:
     output = check("""
         import os
         tensor = empty(1000)
@@ -353,7 +353,7 @@ def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
                 empty(1000)
             except RuntimeError as error:
                 print(error, flush=True)
-            del tensor  # not this process's to free
+            del tensor  # must not free memory of the parent
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         del tensor
@@ -364,8 +364,8 @@ def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "expandable_segments:True"])
-def test_tensors_may_outlive_python(options: str, run_python: Run) -> None:
-    """In an interpreter of its own, which ends as interpreters do."""
+def test_tensors_can_outlive_the_interpreter(options: str, run_python: Run) -> None:
+    """In a fresh interpreter, which is finalized at its end; processes of `run` are not."""
     code = """
         import builtins
         side = _C.pool_stream(0, 0)[0]
@@ -394,7 +394,7 @@ def test_tensors_may_outlive_python(options: str, run_python: Run) -> None:
         "per_process_memory_fraction:0.5",
     ],
 )
-def test_good_options(options: str) -> None:
+def test_valid_options(options: str) -> None:
     result = run("empty(1000); print(memory._snapshot()['allocator_settings'])", PYTORCH_ALLOC_CONF=options)
     assert result.returncode == 0, result.stderr
     assert "has no effect" not in result.stderr
@@ -441,7 +441,7 @@ def test_malformed_options_at_run_time(options: str) -> None:
 def test_malformed_options_in_the_environment(options: str) -> None:
     output = check(
         """
-        for _ in range(2):  # the error stays until the string is mended
+        for _ in range(2):  # the error repeats until the setting is corrected
             try:
                 empty(1000)
             except ValueError as error:
@@ -466,7 +466,7 @@ def test_expandable_segments_grow_in_place() -> None:
         del tensors
         memory.empty_cache()
         assert memory.memory_reserved() == 0 and memory.mem_get_info()[0] == 64 * MIB
-        empty(60 * MIB).fill_(1)  # what three segments of 20 MiB could not hold
+        empty(60 * MIB).fill_(1)  # would not fit into three segments of 20 MiB
         """,
         PYTORCH_ALLOC_CONF="expandable_segments:True",
     )
@@ -475,8 +475,8 @@ def test_expandable_segments_grow_in_place() -> None:
 # --- drivers in Python -----------------------------------------------------------------------------------------------
 
 
-def test_drivers_in_python_are_called_without_holding_the_lock(tmp_path: pathlib.Path) -> None:
-    """Threads that hold the GIL and threads that hold the allocator's lock never wait for each other."""
+def test_python_drivers_are_called_without_the_allocators_lock(tmp_path: pathlib.Path) -> None:
+    """Threads that hold the GIL and threads that hold the allocator's lock must not wait for each other."""
     install_toy(tmp_path)
     check(
         """
@@ -506,7 +506,7 @@ def test_drivers_in_python_are_called_without_holding_the_lock(tmp_path: pathlib
     )
 
 
-def test_segments_expand_only_where_the_driver_can_reserve(tmp_path: pathlib.Path) -> None:
+def test_expandable_segments_need_a_driver_that_can_reserve(tmp_path: pathlib.Path) -> None:
     install_toy(tmp_path)
     result = run(
         """
@@ -522,7 +522,7 @@ def test_segments_expand_only_where_the_driver_can_reserve(tmp_path: pathlib.Pat
     assert result.stderr.count("expandable_segments is not supported by bp:0") == 1
 
 
-def test_a_driver_that_fails_does_not_harm_the_allocator(tmp_path: pathlib.Path) -> None:
+def test_the_allocator_works_after_a_driver_error(tmp_path: pathlib.Path) -> None:
     faulty = MINIMAL.replace(
         "return bytearray(nbytes)",
         "\n        if nbytes > 4 << 20: raise OSError('cable unplugged')\n        return bytearray(nbytes)",
@@ -548,5 +548,5 @@ def test_a_driver_that_fails_does_not_harm_the_allocator(tmp_path: pathlib.Path)
 def test_lazy_clones_copy_through_the_allocator() -> None:
     original = torch.arange(10, device="bp")
     copy = torch._lazy_clone(original)
-    assert copy.data_ptr() != original.data_ptr()  # asking for the address makes the copy
+    assert copy.data_ptr() != original.data_ptr()  # data_ptr() makes the copy
     assert copy.cpu().tolist() == list(range(10))

@@ -1,4 +1,4 @@
-"""The caching allocator against the plain model of its rules (allocator_model.py), block for block."""
+"""The caching allocator, compared block by block with a model of its rules (allocator_model.py)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONFIGURATIONS = (
     "expandable_fraction",
 )
 EXAMPLES = 20
-STEPS = 10_000  # in all configurations together
+STEPS = 10_000  # of all configurations together
 
 
 def run_machine(configuration: str, *numbers: int) -> dict[str, Any]:
-    """What allocator_machine.py reports, with so many examples, from this seed."""
+    """Returns the report of allocator_machine.py. `numbers`: the number of examples and the seed."""
     environment = os.environ | {
         "TORCH_BACKPLANE_DRIVERS": "host",
         "TORCH_BACKPLANE_HOST_MEMORY": "80MiB",
@@ -53,6 +53,6 @@ def test_agrees_with_the_model(configuration: str, pytestconfig: pytest.Config) 
     assert min(report["ooms"], report["retries"], report["waits"]) > 0
 
 
-def test_the_seed_chooses_the_programs() -> None:
+def test_the_seed_determines_the_programs() -> None:
     first, again, other = (run_machine("default", 3, seed)["programs"] for seed in (0, 0, 1))
     assert first == again != other

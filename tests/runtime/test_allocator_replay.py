@@ -1,4 +1,4 @@
-"""benchmarks/allocator.py runs, what it replays is what was recorded, and it reports what the replays took."""
+"""benchmarks/allocator.py: it replays the recorded sequences and reports the times of the replays."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def benchmark() -> ModuleType:
     return benchmark_modules.load("allocator")
 
 
-def test_the_best_pass_counts_per_event(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first replay is that with an empty cache; each allocator has the best of its own passes."""
+def test_times_are_of_the_best_pass_per_event(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first replay starts with an empty cache. For each allocator, the best of its passes is reported."""
     trace = benchmark.Trace("two blocks", array("q", [0, 1000, 1, 700, 0, -1, 1, -1]))
     replay = _C._memory_replay
     replayed = []
@@ -57,7 +57,7 @@ def test_the_best_pass_counts_per_event(benchmark: ModuleType, monkeypatch: pyte
         return next(times[allocator])
 
     monkeypatch.setattr(benchmark, "_C", SimpleNamespace(_memory_replay=timed))
-    with torch.bp.stream(torch.bp.Stream()):  # segments are a stream's: none with room is left of other tests
+    with torch.bp.stream(torch.bp.Stream()):  # segments belong to streams; free ones of other tests are on others
         result = benchmark.measure(trace, passes=2)
     assert replayed == ["bp"] + 2 * ["bp", "data_ptr", "malloc"]
     assert (result.sequence, result.events) == ("two blocks", 4)
@@ -67,7 +67,7 @@ def test_the_best_pass_counts_per_event(benchmark: ModuleType, monkeypatch: pyte
 
 
 def well_formed(trace: Any) -> list[int]:
-    """The sizes of what the sequence allocates; each slot is taken when it is free, and freed when it is taken."""
+    """Returns the sizes of the allocations. Asserts that slots are allocated only if free, and freed only if in use."""
     taken: set[int] = set()
     sizes = []
     pairs = iter(trace.events)
@@ -81,17 +81,17 @@ def well_formed(trace: Any) -> list[int]:
     return sizes
 
 
-def test_sequences_are_what_they_are_called(benchmark: ModuleType) -> None:
+def test_sequences_match_their_names(benchmark: ModuleType) -> None:
     assert well_formed(benchmark.pair_trace(10)) == [1000] * 5
     random = benchmark.random_trace(4000, live=50)
     assert random.count == 4000
     sizes = sorted(well_formed(random))
     assert 16 <= sizes[0] < 64
     assert 2**22 < sizes[-1] <= 2**24
-    assert 2**12 < sizes[len(sizes) // 2] < 2**16  # evenly on a logarithmic scale: half are below 16 KiB
+    assert 2**12 < sizes[len(sizes) // 2] < 2**16  # uniform on a logarithmic scale: half are below 16 KiB
 
 
-def test_training_is_recorded_as_it_allocates(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_of_training(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def two_tensors(steps: int) -> None:
         for step in range(steps):
             kept = torch.empty(1000 * (step + 1), dtype=torch.uint8, device="bp")
@@ -107,13 +107,13 @@ def test_training_is_recorded_as_it_allocates(benchmark: ModuleType, monkeypatch
     assert well_formed(again) == 3 * well_formed(trace)
 
 
-def test_replay_allocates_and_frees_what_the_sequence_says() -> None:
+def test_replay_follows_the_sequence() -> None:
     memory.caching_allocator_delete(memory.caching_allocator_alloc(1))
     memory.reset_accumulated_memory_stats()
     allocated = memory.memory_allocated()
     _C._memory_replay(array("q", [0, 1000, 1, 5000, 0, -1, 0, 300]), "bp")
     assert memory.memory_stats()["requested_bytes.all.allocated"] == 1000 + 5000 + 300
-    assert memory.memory_allocated() == allocated  # what the sequence left is freed after it
+    assert memory.memory_allocated() == allocated  # allocations that the sequence leaves are freed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Copies between the CPU and bp, within a device and between two, of every dtype, layout and conjugate bit."""
+"""Copies between the CPU and bp, within a device and between devices: all dtypes, layouts and conjugate bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES = [
 
 
 def sample(dtype: torch.dtype, *size: int) -> Tensor:
-    """A tensor whose elements differ, in any dtype."""
+    """A tensor of any dtype whose elements differ where the dtype allows."""
     count = torch.Size(size).numel()
     values = torch.arange(count, dtype=torch.float32).reshape(size) % 100
     if dtype.is_complex:
@@ -43,13 +43,13 @@ def sample(dtype: torch.dtype, *size: int) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Bytes: equality for dtypes that have no comparison."""
+    """The bytes of a tensor, to compare dtypes without equality."""
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_there_and_back(dtype: torch.dtype) -> None:
+def test_round_trip(dtype: torch.dtype) -> None:
     original = sample(dtype, 3, 4)
     on_bp = original.to("bp")
     assert (on_bp.dtype, on_bp.shape, on_bp.stride()) == (dtype, original.shape, original.stride())
@@ -126,7 +126,7 @@ def test_broadcasting_copy(route: str) -> None:
         into.copy_(torch.zeros(5, device=source))
 
 
-def test_to_without_a_change_gives_the_same_tensor() -> None:
+def test_to_without_a_change_returns_the_same_tensor() -> None:
     x = torch.zeros(2, device="bp:1")
     assert x.to("bp:1") is x
     assert x.to(torch.float32) is x
@@ -159,8 +159,8 @@ def test_copy_onto_itself_and_onto_an_overlapping_view() -> None:
         torch.zeros(1, device="bp").expand(3).copy_(torch.ones(3, device="bp"))
 
 
-def test_copy_from_pageable_memory_is_over_when_it_returns() -> None:
-    """As with cudaMemcpyAsync from pageable memory: the source may be changed at once, though the stream was busy."""
+def test_a_pageable_source_can_change_after_a_non_blocking_copy() -> None:
+    """Like cudaMemcpyAsync from pageable memory: the source can change immediately, even while the stream is busy."""
     stream = torch.Stream("bp")
     with stream:
         source = torch.ones(1000)
@@ -171,7 +171,7 @@ def test_copy_from_pageable_memory_is_over_when_it_returns() -> None:
     assert copied.sum().item() == 1000
 
 
-def test_item_and_friends_wait_for_the_stream() -> None:
+def test_reading_values_waits_for_the_stream() -> None:
     pinned = torch.full((4,), 7.0).pin_memory()
     _C.sleep(30)
     x = pinned.to("bp", non_blocking=True)
@@ -237,14 +237,14 @@ def test_a_copy_to_expanded_memory_is_refused(expand: tuple[int, ...], source_de
         assert place.tolist() == [0, 0, 0]
 
 
-def test_a_copy_over_a_part_of_its_source_is_refused() -> None:
+def test_a_copy_to_an_overlapping_view_is_refused() -> None:
     for device in ("cpu", "bp"):
         x = torch.arange(6.0, device=device)
         for destination, source in ((x[1:], x[:-1]), (x[:-1], x[1:]), (x[1:], x.view(torch.int32)[:-1])):
             with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer"):
                 destination.copy_(source)
         x.copy_(x)
-        x[::2].copy_(x[1::2])  # between each other, and apart
+        x[::2].copy_(x[1::2])  # interleaved, but disjoint
         assert x.tolist() == [1, 1, 3, 3, 5, 5]
 
 
@@ -271,7 +271,7 @@ print(peak() - before)
 
 
 def test_gaps_between_elements_are_not_copied(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """Of a GiB, where the CPU does not reach the device's memory: what is touched would be counted as the process's."""
+    """Views of 1 GiB of memory that the CPU cannot access. Copied gaps would show in the process's peak memory."""
     done = run_python(GAPS, TORCH_BACKPLANE_DISCRETE="1", TORCH_BACKPLANE_HOST_DEVICES="1", PYTHONWARNINGS="ignore")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 500

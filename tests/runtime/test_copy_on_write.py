@@ -1,4 +1,4 @@
-"""Lazy clones share memory until one of them is written: whoever writes gets memory of its own first; readers never."""
+"""Lazy clones share memory until one of them is written: it gets its own memory first. Reads keep memory shared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "index_put_": lambda t: t.index_put_((torch.tensor([1], device=t.device),), torch.ones(6, device=t.device)),
     "out=": lambda t: torch.add(t, t, out=t),
     "out= of a part, from another": lambda t: torch.add(t[0], t[1], out=t[2]),
-    "out= of what it reads another view of": lambda t: torch.sub(t.view(-1), 1.0, out=t.view(-1)),
+    "out= that the input aliases": lambda t: torch.sub(t.view(-1), 1.0, out=t.view(-1)),
     "addcdiv_": lambda t: t.addcdiv_(t + 1.0, t + 2.0),
     "a fallback in place": lambda t: t.lgamma_().erfinv_(),
     "a fallback to out=": lambda t: torch.linalg.inv(t[:, :4] + torch.eye(4, device=t.device) * 50, out=t[:, :4]),
@@ -46,10 +46,10 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("side", ["the clone", "what was cloned", "a clone of the clone", "a clone of a view"])
+@pytest.mark.parametrize("side", ["the clone", "the original", "a clone of the clone", "a clone of a view"])
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_is_seen_by_nobody_else(name: str, side: str, times: int) -> None:
-    """Twice: where there are plans, the first call makes one and the second runs by it."""
+def test_a_write_does_not_change_other_clones(name: str, side: str, times: int) -> None:
+    """Twice: with plans, the first call records one and the second replays it."""
     expected = numbers("cpu")
     WRITES[name](expected)
     for _ in range(times):
@@ -57,7 +57,7 @@ def test_a_write_is_seen_by_nobody_else(name: str, side: str, times: int) -> Non
         whole = torch._lazy_clone(base)
         sides = {
             "the clone": whole,
-            "what was cloned": base,
+            "the original": base,
             "a clone of the clone": torch._lazy_clone(whole),
             "a clone of a view": torch._lazy_clone(base.view(2, 12)).view(4, 6),
         }
@@ -68,8 +68,8 @@ def test_a_write_is_seen_by_nobody_else(name: str, side: str, times: int) -> Non
             assert torch.equal(other.cpu(), numbers("cpu"))
 
 
-def test_plans_of_readers_leave_memory_shared_and_write_nothing_into_it() -> None:
-    """A plan that took memory of a clone for its own would give out of it at the next call."""
+def test_plans_of_reads_keep_memory_shared() -> None:
+    """A plan must not treat a clone's memory as its own and hand it out at the next call."""
     base = numbers()
     clone = torch._lazy_clone(base)
     for _ in range(3):
@@ -100,7 +100,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_reading_leaves_memory_shared(name: str) -> None:
+def test_reads_keep_memory_shared(name: str) -> None:
     base = numbers()
     clone = torch._lazy_clone(base)
     for _ in range(2):
@@ -112,19 +112,19 @@ def test_reading_leaves_memory_shared(name: str) -> None:
 
 @pytest.mark.parametrize("current", [0, 1])
 @pytest.mark.parametrize("index", [0, 1])
-def test_memory_of_its_own_is_on_its_device(index: int, current: int) -> None:
+def test_a_clones_own_memory_is_on_its_device(index: int, current: int) -> None:
     base = numbers(f"bp:{index}")
     clone = torch._lazy_clone(base)
     with torch.accelerator.device_index(current):
         before = torch.accelerator.memory_allocated(index)
-        clone.data_ptr()  # is a pointer to write by
+        clone.data_ptr()  # the pointer allows writes
         assert torch.accelerator.memory_allocated(index) == before + 512
         base.add_(1.0)
     assert torch.equal(clone.cpu(), numbers("cpu"))
     assert torch.equal(base.cpu(), numbers("cpu") + 1)
 
 
-def test_memory_that_another_stream_uses_is_kept_until_the_stream_has_passed() -> None:
+def test_record_stream_keeps_shared_memory_until_the_stream_completes() -> None:
     side = torch.Stream(device="bp")
     base = numbers()
     address = base.data_ptr()

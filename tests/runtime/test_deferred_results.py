@@ -1,4 +1,4 @@
-"""A part of deferred_sweep.py: what operators that run later give, and what they raise, is what they give at once."""
+"""A part of deferred_sweep.py: deferred operators give the results and errors of immediate ones."""
 
 from __future__ import annotations
 

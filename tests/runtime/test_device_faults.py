@@ -1,7 +1,7 @@
-"""Calls of a device that fail at a bad moment, or that come at one: what the runtime keeps stays true.
+"""The runtime's state stays consistent when device calls fail, or when they start a garbage collection.
 
-Devices fail when they are told to (`torch_backplane.testing.faults`), drivers in Python as the tests write them. Each
-test runs in a process of its own.
+`torch_backplane.testing.faults` injects faults into host devices. Drivers in Python fail as the tests define them. Each
+test runs in a separate process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def on_host(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("method", ["create_event", "record_event"])
-def test_a_block_is_not_lost_where_its_event_cannot_be_recorded(
+def test_a_block_is_not_lost_if_its_event_cannot_be_recorded(
     on_host: Callable[..., str], method: str, nth: int
 ) -> None:
     said = on_host(f"""
@@ -75,7 +75,7 @@ address = block.data_ptr()
 faults.fail({method!r}, {nth})
 del block
 other = empty(1000)
-assert other.data_ptr() != address      # the streams are not there yet
+assert other.data_ptr() != address      # the streams are still busy
 del other
 nothing_is_left()
 """)
@@ -85,7 +85,7 @@ nothing_is_left()
 
 @pytest.mark.parametrize("discrete", ["0", "1"])
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_expandable_segments_go_on_after_mapping_has_failed(
+def test_expandable_segments_work_after_mapping_has_failed(
     on_host: Callable[..., str], nth: int, discrete: str
 ) -> None:
     on_host(
@@ -104,7 +104,7 @@ nothing_is_left()
     )
 
 
-def test_expandable_segments_go_on_after_unmapping_has_failed(on_host: Callable[..., str]) -> None:
+def test_expandable_segments_work_after_unmapping_has_failed(on_host: Callable[..., str]) -> None:
     on_host(
         """
 for method in ("unmap", "unreserve", "reserve"):
@@ -124,7 +124,7 @@ empty(90 * MIB)
     )
 
 
-def test_segments_that_cannot_be_given_back_do_not_count(on_host: Callable[..., str]) -> None:
+def test_segments_that_cannot_be_freed_are_not_counted(on_host: Callable[..., str]) -> None:
     on_host("""
 blocks = [empty(30 * MIB) for _ in range(3)]
 del blocks
@@ -132,13 +132,13 @@ faults.fail("free", 2)
 fails(torch.bp.empty_cache, "free")
 stats = torch.bp.memory_stats()
 assert stats["reserved_bytes.all.current"] == 0 and stats["segment.all.current"] == 0
-torch.bp.set_per_process_memory_fraction(0.1)  # which the device's own count is compared with
+torch.bp.set_per_process_memory_fraction(0.1)  # limits the allocator's count of reserved bytes
 empty(100 * MIB)
 """)
 
 
 @pytest.mark.parametrize("method", ["allocate", "memory_info"])
-def test_a_private_pool_goes_when_allocating_from_it_has_failed(on_host: Callable[..., str], method: str) -> None:
+def test_a_private_pool_is_freed_after_failed_allocations(on_host: Callable[..., str], method: str) -> None:
     on_host(f"""
 import threading
 pool = torch.bp.MemPool()
@@ -167,13 +167,13 @@ def run_driver(folder: Path, source: str, code: str, **env: str) -> str:
     return succeeds(forked.run(quiet + code, folder, **{"TORCH_BACKPLANE_DRIVERS": "test"} | env))
 
 
-# The methods that a driver has all of, or none.
+# Drivers implement all of these methods or none.
 ORDER = (
     "create_stream", "query_stream", "synchronize_stream", "create_event", "record_event", "wait_event", "query_event",
     "synchronize_event", "elapsed_ms",
 )  # fmt: skip
 
-# Every method takes one lock, as a driver of a library that is not thread-safe may; and memory is collected meanwhile.
+# All methods take one lock, like a driver of a library that is not thread-safe. copy_in starts a garbage collection.
 COLLECTING = MINIMAL + f'''
 import functools, gc, threading
 lock = threading.Lock()
@@ -222,7 +222,7 @@ FREES = {
 
 
 @pytest.mark.parametrize("case", FREES)
-def test_memory_may_be_collected_inside_a_call_of_the_driver(tmp_path: Path, case: str) -> None:
+def test_garbage_collection_inside_a_driver_call(tmp_path: Path, case: str) -> None:
     code = f"""
 {COLLECT}
 {FREES[case]}
@@ -267,7 +267,7 @@ assert not sys.modules["driver_test_module"].events
 
 
 @pytest.mark.parametrize("address", ["3", "1 << 50", "'here'"])
-def test_memory_with_a_bad_address_goes_back_to_the_driver(tmp_path: Path, address: str) -> None:
+def test_memory_with_an_invalid_address_is_freed(tmp_path: Path, address: str) -> None:
     source = MINIMAL.replace("1 << 26", "1 << 26, address_space='host'") + f'''
 freed = []
 MinimalDevice.address = lambda self, handle: {address}
@@ -277,7 +277,7 @@ MinimalDevice.free = lambda self, handle: freed.append(len(handle))
 import sys, torch
 from torch_backplane import _C
 torch.bp.init()
-for _ in range(40):  # of 2 MiB each, where there are 64
+for _ in range(40):  # of 2 MiB each; the device has 64 MiB
     try: torch.empty(3, device="bp")
     except torch.OutOfMemoryError: raise
     except (RuntimeError, TypeError): pass
@@ -288,7 +288,7 @@ assert torch.bp.memory_reserved() == 0
     assert not run_driver(tmp_path, source, code, TORCH_BACKPLANE_DISCRETE="0")
 
 
-def test_one_segment_that_cannot_be_freed_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_other_segments_are_freed_if_one_cannot_be(tmp_path: Path) -> None:
     source = MINIMAL + '''
 from torch_backplane.drivers import DeviceError
 freed = []
@@ -334,12 +334,12 @@ def on_opencl(platform: None, tmp_path: Path) -> Callable[..., str]:
     return driver_packages.opencl_runner(tmp_path, "faulty", OPENCL, **settings)
 
 
-def test_a_stream_is_not_done_because_its_driver_could_not_be_told_of_launches(on_opencl: Callable[..., str]) -> None:
+def test_a_stream_is_not_done_because_a_marker_failed(on_opencl: Callable[..., str]) -> None:
     on_opencl("""
 gate = cl.UserEvent(drivers.device(0).context)
-held.add_(1)  # so that its kernel is built
+held.add_(1)  # builds the kernel
 torch.bp.synchronize(0)
-cl.enqueue_barrier(streams[0].queue, wait_for=[gate])  # not seen by the driver's own count
+cl.enqueue_barrier(streams[0].queue, wait_for=[gate])  # the driver does not count it
 held.add_(1)
 answers["enqueue_marker"] = -5
 fails(torch.bp.current_stream(0).query)
@@ -353,9 +353,9 @@ assert torch.bp.current_stream(0).query()
 
 @pytest.mark.parametrize(
     ("function", "discrete"),
-    [("enqueue_copy", "1"), ("enqueue_marker", "1"), ("enqueue_marker", "0")],  # what the host sees is not copied
+    [("enqueue_copy", "1"), ("enqueue_marker", "1"), ("enqueue_marker", "0")],  # the host reads this memory directly
 )
-def test_an_index_error_outlives_a_failure_of_the_device(
+def test_an_index_error_is_raised_after_a_device_error(
     on_opencl: Callable[..., str], function: str, discrete: str
 ) -> None:
     code = f"""
@@ -371,7 +371,7 @@ torch.bp.synchronize(0)
     on_opencl(code, TORCH_BACKPLANE_DISCRETE=discrete)
 
 
-def test_pinned_memory_is_freed_where_its_event_cannot_be_recorded(on_opencl: Callable[..., str]) -> None:
+def test_pinned_memory_is_freed_if_its_event_cannot_be_recorded(on_opencl: Callable[..., str]) -> None:
     on_opencl("""
 import os
 pinned = torch.ones(1 << 16).pin_memory()
@@ -379,7 +379,7 @@ held = pinned.to("bp:0", non_blocking=True)
 address = pinned.data_ptr()
 saved = os.dup(2)
 answers["enqueue_marker"] = -5
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the warning
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the warning
 del pinned
 os.dup2(saved, 2)
 answers.clear()
@@ -390,8 +390,8 @@ assert held.sum().item() == 1 << 16
 """)
 
 
-def test_a_launch_that_waits_for_the_device_lets_python_run(on_opencl: Callable[..., str]) -> None:
-    """A wider launch of a kernel waits for narrower ones on PoCL, and what they wait for may be done in Python."""
+def test_a_launch_that_waits_for_the_device_releases_the_gil(on_opencl: Callable[..., str]) -> None:
+    """On PoCL, a wider launch of a kernel waits for narrower ones, which can wait for work in Python threads."""
     on_opencl("""
 text = '''__kernel void twice(__global char *a, ulong offset) {
     ((__global float *)(a + offset))[get_global_id(0)] *= 2; }'''
@@ -399,7 +399,7 @@ twice = _C.compile_kernel(0, text, "twice", "twice")
 def launch(items): _C.launch_kernel(0, twice, (items, 1, 1), (1, 1, 1), [held], keep_gil=True)
 launch(10)
 torch.bp.synchronize(0)
-torch.bp._sleep(200_000_000)  # which a thread of Python's ends
+torch.bp._sleep(200_000_000)  # ended by a Python thread
 launch(10)
 threads = [threading.Thread(target=launch, args=(items,)) for items in (500, 800, 900)]
 for thread in threads: thread.start()
@@ -413,11 +413,11 @@ assert held[0].item() == 2 ** 6 and held[999].item() == 2
 @pytest.fixture
 def on_pocl(on_opencl: Callable[..., str]) -> Callable[..., str]:
     if on_opencl("print(drivers.device(0).device.platform.name)").strip() != "Portable Computing Language":
-        pytest.skip("launches of other OpenCL implementations do not wait for one another")
+        pytest.skip("only on PoCL do launches wait for each other")
     return on_opencl
 
 
-def test_launches_of_growing_sizes_wait_seldom(on_pocl: Callable[..., str]) -> None:
+def test_launches_of_growing_sizes_rarely_wait(on_pocl: Callable[..., str]) -> None:
     on_pocl("""
 x = torch.ones(300, 2000, device="bp:0")
 def grow(function):
@@ -434,12 +434,12 @@ for name, function in {
     "product": lambda n: x[:, :n].T @ x[:, :16],
 }.items():
     waits = grow(function)
-    assert waits <= 8, (name, waits)  # of a queue or two, for each power of two
+    assert waits <= 8, (name, waits)  # for one or two queues, at each power of two
 """)
 
 
 def test_a_launch_waits_for_narrower_ones_on_all_devices(on_pocl: Callable[..., str]) -> None:
-    """PoCL has one table of binaries for all of them."""
+    """PoCL has one table of binaries for all devices."""
     on_pocl("""
 small, large = torch.ones(64, device="bp:0"), torch.ones(100_000, device="bp:1")
 small.mul_(3)

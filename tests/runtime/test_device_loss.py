@@ -1,5 +1,7 @@
-"""Devices that fail: clear errors, a lost device stays lost, and everything else goes on. Faults are injected into the
-calls of OpenCL. Each test runs in a process of its own, with bp:0 and bp:1 on the same processor and a host device.
+"""Device errors: clear messages, a lost device stays lost, and other devices keep working.
+
+Faults are injected into calls of OpenCL. Each test runs in a separate process, with bp:0 and bp:1 on the same processor
+and one host device.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def check_lost(first, doing, status):
     ):
         later = error_of(again)
         assert type(later) is torch.AcceleratorError and str(later) == text, repr(later)
-    assert len(calls) == before, calls[before:]  # the driver was not asked
+    assert len(calls) == before, calls[before:]  # the driver was not called
 
 def check_others():
     for name in ("bp:1", "bp:2"):
@@ -75,13 +77,13 @@ def run(platform: None, tmp_path: Path) -> Run:
     return driver_packages.opencl_runner(tmp_path, "faulty", PREAMBLE, **settings)
 
 
-# What is injected: (function, status, what the status is called).
+# What is injected, where, and the error: (function, status, name of the status, action, start of the message).
 NOT_AVAILABLE = (-2, "CL_DEVICE_NOT_AVAILABLE (-2)")
 INVALID_QUEUE = (-36, "CL_INVALID_COMMAND_QUEUE (-36)")
 LOSSES = {
     "launch": ("clEnqueueNDRangeKernel", *NOT_AVAILABLE, "held * 2 + other", "launching the kernel "),
     "launch, queue": ("clEnqueueNDRangeKernel", *INVALID_QUEUE, "held * 2", "launching the kernel "),
-    "host's part": ("clEnqueueNativeKernel", *NOT_AVAILABLE, "held[None] @ held", "submitting a host callback"),
+    "host callback": ("clEnqueueNativeKernel", *NOT_AVAILABLE, "held[None] @ held", "submitting a host callback"),
     "flush": ("clFlush", *NOT_AVAILABLE, "[held * 2 for _ in range(40)]", "launching the kernel "),
     "copy in": ("enqueue_copy", *NOT_AVAILABLE, "held.copy_(torch.ones(1))", "copying 4 bytes to it"),
     "copy out": ("enqueue_copy", *INVALID_QUEUE, "held.cpu()", "copying 4 bytes from it"),
@@ -94,7 +96,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_a_lost_device_says_so_and_stays_lost(run: Run, case: str) -> None:
+def test_a_lost_device_raises_and_stays_lost(run: Run, case: str) -> None:
     function, status, name, action, doing = LOSSES[case]
     code = f"""
 answers[{function!r}] = {status}
@@ -105,7 +107,7 @@ check_lost(first, {doing!r}, {name!r})
     assert run(BEFORE + code + AFTER) == "end\n"
 
 
-def test_the_operator_is_named(run: Run) -> None:
+def test_errors_of_launches_name_the_operator(run: Run) -> None:
     code = """
 answers["clEnqueueNDRangeKernel"] = -2
 text = str(error_of(lambda: held * 2))
@@ -115,7 +117,7 @@ assert "the kernel bp_mul of mul" in text and "clEnqueueNDRangeKernel" in text a
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["device works", "device lost"])
-def test_out_of_resources_is_a_loss_only_if_nothing_works_any_more(run: Run, works: bool) -> None:
+def test_out_of_resources_is_a_loss_only_if_the_device_stopped_working(run: Run, works: bool) -> None:
     code = f"""
 answers["clEnqueueNDRangeKernel"] = -5
 if not {works}:
@@ -134,8 +136,10 @@ else:
 
 
 def unless_pocl_aborts(call: Callable[[], str]) -> str:
-    """What `call` returns, tried up to five times: of the runs in which an event fails, PoCL 3.1 ends every tenth or so
-    with an error about a lock of its own."""
+    """Returns the result of `call`, tried up to five times.
+
+    If an event fails, PoCL 3.1 aborts about every tenth run with an error about one of its locks.
+    """
     for _ in range(4):
         try:
             return call()
@@ -204,7 +208,7 @@ del target
 @pytest.mark.parametrize(
     ("function", "status"), [("Buffer", -4), ("Buffer", -61), ("Buffer", -5), ("enqueue_fill_buffer", -4)]
 )
-def test_no_memory_is_out_of_memory_and_smaller_allocations_go_on(run: Run, function: str, status: int) -> None:
+def test_out_of_memory_and_smaller_allocations_succeed(run: Run, function: str, status: int) -> None:
     code = f"""
 import functools
 real = getattr(cl, {function!r})
@@ -229,7 +233,7 @@ del small
     assert run(BEFORE + code + AFTER) == "end\n"
 
 
-def test_out_of_resources_of_an_allocation_on_a_lost_device_is_its_loss(run: Run) -> None:
+def test_out_of_resources_of_an_allocation_on_a_lost_device(run: Run) -> None:
     code = """
 answers["Buffer"] = answers["enqueue_fill_buffer"] = -5
 first = error_of(lambda: torch.empty(1 << 24, device="bp:0"))
@@ -248,7 +252,7 @@ PYTHON_DRIVER = driver_packages.MINIMAL.replace(
 ).replace("import Device,", "import Device, DeviceError,")
 
 
-def test_any_driver_can_say_that_its_device_is_lost(tmp_path: Path) -> None:
+def test_any_driver_can_report_a_lost_device(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "burning", PYTHON_DRIVER, "MinimalDriver")
     code = """
 import torch

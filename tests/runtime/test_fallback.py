@@ -17,7 +17,7 @@ def allocated() -> int:
     return torch.accelerator.memory_allocated()
 
 
-def test_results_live_in_bp_memory_and_are_counted() -> None:
+def test_results_are_in_bp_memory_and_counted() -> None:
     x = torch.ones(1000, device="bp")
     before = allocated()
     y = x + 1
@@ -29,8 +29,8 @@ def test_results_live_in_bp_memory_and_are_counted() -> None:
     assert allocated() == before
 
 
-def test_results_are_dispatched_as_any_bp_tensor() -> None:
-    """A result took the CPU kernel's tensor over: nothing of the CPU may be left in it."""
+def test_results_have_the_dispatch_keys_of_bp_tensors() -> None:
+    """A result takes over the CPU kernel's tensor and must keep none of its dispatch keys."""
     fresh = torch._C._dispatch_keys(torch.empty(2, device="bp"))
     x = torch.ones(2, 2, device="bp")
     for result in (x + 1, x @ x, x.sum(), torch.cat([x, x]), *x.sort(), torch.linalg.inv(x + x.diag().diag()), x.t()):
@@ -42,7 +42,7 @@ def test_results_are_dispatched_as_any_bp_tensor() -> None:
         assert ((x + 1) @ (x + 1)).dtype == torch.bfloat16
 
 
-def test_temporaries_of_a_kernel_are_given_back() -> None:
+def test_temporaries_of_a_kernel_are_freed() -> None:
     x = torch.randn(64, 64, device="bp")
     before = allocated()
     torch.linalg.svd(x)
@@ -72,9 +72,7 @@ def test_fallbacks_are_counted() -> None:
         ("mul.Tensor", lambda x: x * x),
     ],
 )
-def test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too(
-    name: str, function: Callable[[Tensor], Tensor]
-) -> None:
+def test_cpu_kernels_are_preferred_to_composite_ones(name: str, function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(2, 4)
     on_bp = x.to("bp")
     _C.reset_fallback_counts()
@@ -83,12 +81,12 @@ def test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too(
     assert torch.equal(result.cpu(), function(x))  # bit for bit
 
 
-def test_zero_copy_means_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_zero_copy_fallbacks_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
     torch.ones(3, device="bp").digamma()
     assert not [warning for warning in recwarn if "runs on the CPU" in str(warning.message)]
 
 
-def test_in_place_writes_where_the_tensor_is() -> None:
+def test_in_place_operators_keep_the_memory() -> None:
     x = torch.arange(6.0, device="bp").view(2, 3)
     address = x.data_ptr()
     assert x.exp_() is x
@@ -137,7 +135,7 @@ def test_out_of_another_size_is_resized_with_pytorchs_warning() -> None:
     assert out.device.type == "bp"
 
 
-def test_out_that_shares_its_storage_grows_for_all_who_share_it() -> None:
+def test_out_that_shares_its_storage_grows_in_all_views() -> None:
     base = torch.zeros(4, device="bp")
     out = base[:0]
     torch.add(torch.ones(8, device="bp"), 1, out=out)
@@ -226,7 +224,7 @@ def test_results_that_alias_arguments() -> None:
 
 
 def test_results_that_share_one_storage() -> None:
-    """The CPU kernel splits one buffer into several results: they share on bp too, and it is counted once."""
+    """The CPU kernel splits one buffer into several results. They share it on bp, too, and it is counted once."""
     x = torch.randn(8, 4, device="bp")
     before = allocated()
     parts = torch.ops.aten.unsafe_chunk(x.clone(), 2)
@@ -265,7 +263,7 @@ def test_empty_and_zero_dimensional_tensors() -> None:
         torch.empty(0, device="bp").max()
 
 
-def test_work_of_the_stream_is_done_before_a_kernel_reads() -> None:
+def test_kernels_wait_for_the_work_of_the_stream() -> None:
     pinned = torch.full((4,), 7.0).pin_memory()
     _C.sleep(30)
     x = pinned.to("bp", non_blocking=True)
@@ -273,7 +271,7 @@ def test_work_of_the_stream_is_done_before_a_kernel_reads() -> None:
 
 
 def test_memory_that_is_freed_while_a_copy_into_it_is_pending() -> None:
-    """The block serves again at once, in stream order: the copy must not come after what the next kernel writes."""
+    """The block is reused immediately, in stream order: the copy must not overwrite what the next kernel writes."""
     pinned = torch.full((4,), 7.0).pin_memory()
     _C.sleep(30)
     x = pinned.to("bp", non_blocking=True)
@@ -285,11 +283,11 @@ def test_memory_that_is_freed_while_a_copy_into_it_is_pending() -> None:
     assert y.tolist() == [2, 2, 2, 2]
 
 
-def test_another_streams_work_is_waited_for_through_an_event() -> None:
+def test_kernels_wait_for_events_of_another_stream() -> None:
     stream = torch.Stream("bp")
     pinned = torch.full((4,), 7.0).pin_memory()
     with stream:
-        _C.sleep(500)  # longer than the few lines that follow take on a loaded machine
+        _C.sleep(500)  # longer than the lines after the sleep take on a loaded machine
         x = pinned.to("bp", non_blocking=True)
         event = torch.Event("bp")
         event.record()
@@ -338,13 +336,13 @@ def test_another_streams_work_is_waited_for_through_an_event() -> None:
         ("mkldnn", lambda x: x.to_mkldnn()),
     ],
 )
-def test_kinds_of_tensors_that_bp_does_not_have(name: str, function: object) -> None:
+def test_unsupported_kinds_of_tensors_are_refused(name: str, function: object) -> None:
     with pytest.raises(NotImplementedError, match=name) as refusal:
         function(torch.ones(2, 2, device="bp"))  # type: ignore[operator]
     assert "bp" in str(refusal.value)
 
 
-def test_jagged_tensors_are_dense_ones_in_python_and_work() -> None:
+def test_jagged_tensors_work() -> None:
     parts = [torch.ones(2, 3, device="bp"), torch.full((4, 3), 2.0, device="bp")]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
     assert jagged.device == torch.device("bp:0")
@@ -360,7 +358,7 @@ def test_operator_without_any_kernel_is_refused_by_name() -> None:
             torch.ops.backplane_test_fallback.nowhere(torch.ones(1, device="bp"))
 
 
-def test_lengths_may_be_on_the_cpu_as_on_gpus() -> None:
+def test_ctc_loss_accepts_lengths_on_the_cpu() -> None:
     scores, targets = torch.randn(5, 2, 4).log_softmax(2), torch.tensor([[1, 2], [2, 3]])
     lengths = torch.tensor([5, 5]), torch.tensor([2, 2])
     op = torch.ops.aten._ctc_loss.Tensor
@@ -369,8 +367,8 @@ def test_lengths_may_be_on_the_cpu_as_on_gpus() -> None:
         op(scores.to("bp"), targets, *lengths)
 
 
-def test_operators_that_come_to_lie_where_others_were() -> None:
-    """Libraries go with their operators; those of the next have other arguments."""
+def test_operators_at_addresses_of_removed_operators() -> None:
+    """A removed library's operators are replaced by operators with other arguments."""
     for number in range(10):
         with torch.library._scoped_library("backplane_test_first", "DEF") as library:
             library.define(f"first{number}(Tensor x) -> Tensor")
@@ -387,7 +385,7 @@ def test_operators_that_come_to_lie_where_others_were() -> None:
             assert _C.fallback_counts()[f"backplane_test_second::second{number}"] == 1
 
 
-def test_errors_of_the_cpu_kernel_come_through_and_leave_the_arguments_alone() -> None:
+def test_errors_of_the_cpu_kernel_propagate() -> None:
     x = torch.zeros(2, 2, device="bp")
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         torch.linalg.inv(x)
@@ -396,11 +394,11 @@ def test_errors_of_the_cpu_kernel_come_through_and_leave_the_arguments_alone() -
     with pytest.raises(RuntimeError, match=r"The size of tensor a .* must match the size of tensor b"):
         x + torch.zeros(3, device="bp")
     assert x.device.type == "bp"
-    assert torch.empty(2).device.type == "cpu"  # an error does not leave the CPU's allocator pointing at bp
+    assert torch.empty(2).device.type == "cpu"  # the CPU's allocator is restored after an error
     assert (x + 1).sum().item() == 4
 
 
-def test_kernels_that_make_cpu_tensors_do_not_leak_them_into_bp_or_back() -> None:
+def test_cpu_tensors_after_a_fallback_are_in_cpu_memory() -> None:
     before = allocated()
     torch.ones(3, device="bp") + 1
     y = torch.ones(1000)
@@ -423,7 +421,7 @@ def test_memory_that_outlives_its_operator_is_freed_once() -> None:
     assert len(numbers) == 10
 
 
-def test_in_place_leaves_lazy_clones_alone() -> None:
+def test_in_place_operators_do_not_change_lazy_clones() -> None:
     original = torch.arange(4.0, device="bp")
     clone = torch._lazy_clone(original)
     clone.add_(1)
@@ -433,8 +431,8 @@ def test_in_place_leaves_lazy_clones_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
-def test_triangles_are_written_where_they_belong(dtype: torch.dtype) -> None:
-    """Of matrices that are not one step apart, where PyTorch's CPU kernels write beyond memory."""
+def test_triangles_write_to_strided_batches(dtype: torch.dtype) -> None:
+    """Batches without a constant distance between matrices, with which PyTorch's CPU kernels write out of bounds."""
     x = (3 * torch.randn(3, 3, 2, 6)).to(dtype)
     for function in (torch.tril, torch.triu):
         for diagonal in (-1, 0, 2):

@@ -1,4 +1,4 @@
-"""torch_backplane.testing.faults: calls fail when they are told to, and everything goes on afterwards."""
+"""torch_backplane.testing.faults: calls fail as requested, and devices work afterwards."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ torch.bp.synchronize()
     )
 
 
-def test_memory_that_runs_out_is_tried_again() -> None:
+def test_allocations_are_retried_after_out_of_memory() -> None:
     run("""
 torch.bp.empty_cache()
 with faults.fails("allocate", kind="out of memory"):
-    y = torch.ones(1 << 22, device="bp")  # the second time it is there
+    y = torch.ones(1 << 22, device="bp")  # the retry succeeds
 assert faults.failed(reset=True) == 1
 faults.fail("allocate", kind="error")
 with told("allocate"):
@@ -83,7 +83,7 @@ torch.bp.synchronize()
 """)
 
 
-def test_a_slow_device_is_slow_while_it_is_told_to_be() -> None:
+def test_slow_device_calls() -> None:
     run("""
 import time
 def seconds():
@@ -95,7 +95,7 @@ with faults.slow(20):
 """)
 
 
-def test_a_lost_device_stays_lost_and_others_go_on() -> None:
+def test_a_lost_device_stays_lost_and_others_work() -> None:
     run(
         """
 other = torch.ones(3, device="bp:1")
@@ -113,7 +113,7 @@ del x
     )
 
 
-def test_wrong_faults() -> None:
+def test_invalid_faults_raise() -> None:
     run("""
 for wrong, words in (
     (lambda: faults.fail("lunch"), "unknown device call lunch: the calls that can fail are allocate, "),

@@ -1,4 +1,4 @@
-"""The geometry of launches: the runtime says of a call's tensors what `kernels.layouts` says, which traces use."""
+"""The geometry of launches: for tensors, the runtime computes the same as `kernels.layouts`, which traces use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DIALECTS = [OpenCLC(PROCESSOR), OpenCLC(), OpenCLC(Target(local_memory=3 << 10))
 
 @st.composite
 def tensors(draw: st.DrawFn, shape: list[int]) -> torch.Tensor:
-    """Of this shape: in any order of the dimensions, with gaps, expanded, at any place in memory."""
+    """Tensors of this shape, with any order of dimensions, gaps, expanded dimensions and storage offsets."""
     steps = [0] * len(shape)
     step = draw(st.integers(1, 2))
     for dim in draw(st.permutations(range(len(shape)))):
         steps[dim] = 0 if draw(st.integers(0, 9)) == 0 else step
         step *= shape[dim] + (draw(st.integers(0, 5)) == 0)
-    if draw(st.integers(0, 2)) == 0:  # alike operands are rare otherwise
+    if draw(st.integers(0, 2)) == 0:  # equal layouts are rare otherwise
         steps = list(torch.empty(shape, device="meta").stride())
     offset = draw(st.sampled_from([0, 0, 1, 4]))
     extent = 1 + sum((size - 1) * one for size, one in zip(shape, steps, strict=True))
@@ -70,7 +70,7 @@ def test_reductions(data: st.DataObject, shape: list[int], outputs: int, inputs:
 
 
 def test_indices_of_64_bits() -> None:
-    """Where a count, or what an operand reaches, is beyond 32 bits."""
+    """Needed when an element count or the extent of an operand exceeds int32."""
     element = torch.empty(1, dtype=torch.uint8)
     for size in (2**31 - 1, 2**31):
         expanded = element.expand(size)
@@ -84,7 +84,7 @@ def test_indices_of_64_bits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 1, 2)])
-def test_operands_that_do_not_fit(shape: tuple[int, ...]) -> None:
+def test_operands_of_incompatible_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(RuntimeError, match=r"output with shape|The size of tensor"):
         geometry.check_operands([torch.empty(2)], [torch.empty(shape)])
 

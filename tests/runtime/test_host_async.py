@@ -1,4 +1,4 @@
-"""Host devices with streams in threads of their own: what a missing wait does, and that right programs stay right."""
+"""Host devices whose streams run in threads: missing waits have effects, and correct programs stay correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 side = torch.bp.Stream()
 for step in range(6):
-    with side:  # the next batch is made beside the step
+    with side:  # the next batch is computed concurrently with the step
         x = torch.rand(8, 1, 8, 8, device=DEVICE)
         y = torch.randint(0, 5, (8,), device=DEVICE)
     torch.bp.current_stream().wait_stream(side)
@@ -38,7 +38,7 @@ print(sum(one.double().abs().sum().item() for one in model.parameters()).__round
 """
 
 PROGRAMS = {
-    "operators return before they are done": """
+    "operators return before they complete": """
 x = torch.ones(1000, device=DEVICE)
 torch.bp.synchronize()
 gate = _C._StreamGate(0, 0)
@@ -49,7 +49,7 @@ assert not torch.bp.current_stream().query()
 gate.open()
 assert y[-1].item() == 6000
 """,
-    "a missing wait gives wrong numbers": """
+    "a missing wait gives wrong results": """
 x = torch.zeros(1000, device=DEVICE)
 side = torch.bp.Stream()
 torch.bp.synchronize()
@@ -61,7 +61,7 @@ assert early.tolist() == [1] * 1000
 side.synchronize()
 assert (x + 1).tolist() == [2] * 1000
 """,
-    "a wait makes them right": """
+    "a wait gives correct results": """
 x = torch.zeros(1000, device=DEVICE)
 side = torch.bp.Stream()
 side.wait_stream(torch.bp.current_stream())
@@ -89,7 +89,7 @@ with side:
 where = x.data_ptr()
 del x
 again = torch.zeros(5000, device=DEVICE)
-assert again.data_ptr() == where  # nobody said that the other stream uses it
+assert again.data_ptr() == where  # without record_stream, use by the other stream is unknown
 side.synchronize()
 assert y.unique().tolist() == [1]
 x = torch.full((5000,), 7.0, device=DEVICE)
@@ -105,7 +105,7 @@ assert again.data_ptr() != where
 side.synchronize()
 assert y.unique().tolist() == [8]
 """,
-    "memory that is given back while it is in use": """
+    "memory that is freed while it is in use": """
 x = torch.zeros(1 << 22, device=DEVICE)
 torch.bp.synchronize()
 torch.bp._sleep(100_000_000)
@@ -115,7 +115,7 @@ torch.bp.empty_cache()
 y = torch.ones(1 << 22, device=DEVICE)
 assert y.sum().item() == 1 << 22
 """,
-    "what values are wrong is told by the next synchronization": """
+    "errors in values are raised by the next synchronization": """
 table = torch.randn(5, 3, device=DEVICE)
 index = torch.tensor([0, 7]).to(DEVICE)
 found = F.embedding(index, table)
@@ -124,12 +124,12 @@ with pytest.raises(IndexError, match="out of range"):
 index.fill_(4)
 assert torch.equal(F.embedding(index, table).cpu(), table.cpu()[[4, 4]])
 with pytest.raises(RuntimeError, match="size"):
-    table + torch.ones(4, device=DEVICE)  # shapes are refused by the call itself
+    table + torch.ones(4, device=DEVICE)  # errors in shapes are raised by the call itself
 with pytest.raises(RuntimeError, match="result type Float can't be cast"):
     index += 1.5
 assert index.tolist() == [4, 4]
 """,
-    "errors of queued work are of the call's own types": """
+    "errors of queued work have the types of an immediate call": """
 singular, a = torch.zeros(3, 3), torch.ones(2)
 calls = {
     torch.linalg.LinAlgError: lambda d: torch.cholesky_inverse(singular.to(d)),
@@ -148,7 +148,7 @@ for kind, call in calls.items():
     assert told[0] == told[1]
 torch.bp.synchronize()
 """,
-    "a meta kernel in Python may refuse a call, and Ctrl-C goes through it": """
+    "a meta kernel in Python can reject a call, and Ctrl-C propagates": """
 with torch.library._scoped_library("backplane", "FRAGMENT") as library:
     library.define("refused(Tensor x, int kind) -> Tensor")
     kinds = ValueError, AssertionError, KeyboardInterrupt, SystemExit
@@ -159,13 +159,13 @@ with torch.library._scoped_library("backplane", "FRAGMENT") as library:
     library.impl("refused", lambda x, kind: x + 1, "CPU")
     library.impl("refused", refuse, "Meta")
     for number, kind in enumerate(kinds):
-        if issubclass(kind, Exception):  # the call is left to the CPU's kernel
+        if issubclass(kind, Exception):  # the CPU kernel runs the call
             assert torch.ops.backplane.refused(torch.ones(3, device=DEVICE), number).tolist() == [2] * 3
         else:
             with pytest.raises(kind):
                 torch.ops.backplane.refused(torch.ones(3, device=DEVICE), number)
 """,
-    "results whose shape depends on values, and Python's": """
+    "results whose shape depends on values, and Python numbers": """
 x = torch.arange(10.0, device=DEVICE)
 torch.bp._sleep(50_000_000)
 x.sub_(5)
@@ -176,7 +176,7 @@ assert x.unique().numel() == 10 and not torch.equal(x, x + 1) and bool((x == 0).
 values, where = x.max(0)
 assert (values.item(), where.item()) == (8, 9)
 """,
-    "out= of another size, in place, views, other dtypes": """
+    "out= of another size, in-place operators, views, other dtypes": """
 x = torch.arange(12.0, device=DEVICE).reshape(3, 4)
 out = torch.empty(0, device=DEVICE)
 torch.bp._sleep(50_000_000)
@@ -203,7 +203,7 @@ for one, other in zip(first, again):
     assert torch.equal(one.cpu(), other.cpu())
 assert not torch.equal(torch.rand(10, device=DEVICE).cpu(), first[0].cpu())
 """,
-    "a program waits where much is left to do": """
+    "submission blocks while many commands are pending": """
 import threading, time
 x, given = torch.zeros(10, device=DEVICE), 0
 torch.bp.synchronize()
@@ -226,7 +226,7 @@ finally:
     thread.join()
 assert (given, x.tolist()) == (3000, [3000] * 10)
 """,
-    "synchronizing does not wait for what other threads give meanwhile": """
+    "synchronization does not wait for work that other threads submit meanwhile": """
 import threading, time
 x, enough = torch.zeros(10, device=DEVICE), threading.Event()
 
@@ -246,7 +246,7 @@ finally:
     enough.set()
     thread.join()
 """,
-    "threads share a stream with work that is done at once": """
+    "threads share a stream with calls that run immediately": """
 from concurrent.futures import ThreadPoolExecutor
 xs = [torch.randn(100, 3) for _ in range(400)]
 kinds = {
@@ -261,7 +261,7 @@ for kind, work in kinds.items():
     wrong = sum(not torch.equal(one, work(x.clone())) for one, x in zip(found, xs))
     assert wrong == 0, (kind, wrong)
 """,
-    "numbers and indices on the CPU are those at the call": """
+    "numbers and indices on the CPU are read at the call": """
 x = torch.zeros(10, device=DEVICE)
 number = torch.tensor(2.0)
 torch.bp._sleep(50_000_000)
@@ -282,7 +282,7 @@ assert (y.tolist(), x.tolist(), chosen.tolist()) == ([[4, 5], [0, 1]], [[7, 7], 
 }
 
 
-# One after the other in one process; what an earlier one gave the streams is done.
+# Runs the programs one after another in one process, with a synchronization after each.
 TOGETHER = """
 import sys, traceback
 failed = []
@@ -307,7 +307,7 @@ def test_asynchronous_host_devices(settings: dict[str, str], run_python: Callabl
     assert done.stdout == f"{len(PROGRAMS)} fine\n", done.stdout + done.stderr
 
 
-def test_right_programs_give_the_same_numbers(run_python: Callable[..., Any]) -> None:
+def test_correct_programs_give_the_same_results(run_python: Callable[..., Any]) -> None:
     ways: list[dict[str, str]] = [{}, {"TORCH_BACKPLANE_HOST_ASYNC": "1"}]
     ways += [{"TORCH_BACKPLANE_HOST_DELAYS": seed} for seed in ("1", "2")]
     done = [run_python(START + TRAINING, TORCH_BACKPLANE_DRIVERS="host", **settings) for settings in ways]
@@ -319,7 +319,7 @@ def test_right_programs_give_the_same_numbers(run_python: Callable[..., Any]) ->
     ("name", "value"),
     [("HOST_ASYNC", "yes"), ("HOST_DELAYS", "-1"), ("HOST_DELAYS", "soon"), ("HOST_DELAYS", str(2**64))],
 )
-def test_malformed_settings(name: str, value: str, run_python: Callable[..., Any]) -> None:
+def test_invalid_settings_raise(name: str, value: str, run_python: Callable[..., Any]) -> None:
     program = "import torch\ntorch.ones(1, device='bp')"
     done = run_python(program, TORCH_BACKPLANE_DRIVERS="host", **{f"TORCH_BACKPLANE_{name}": value})
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Functions of libraries that planners have give work to the device's queue."""
+"""QueueFunction: library functions that planners call with the device's queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import paths
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler: neither cc nor the one that CC names"
 )
 
 Run = Callable[..., str]
@@ -28,7 +28,7 @@ LIBRARY = torch.library.Library("backplane_queue_functions", "FRAGMENT")
 AXPY = ("output", "output", "input", torch.float32, torch.int64)
 
 def declared(name, axpy):
-    """torch.ops.backplane_queue_functions.<name>(y, x, a): a x + y by the library, behind a kernel and before one."""
+    """torch.ops.backplane_queue_functions.<name>(y, x, a): the library's a x + y between two kernels."""
     LIBRARY.define(f"{name}(Tensor y, Tensor x, Scalar a) -> Tensor")
     @operator(f"backplane_queue_functions::{name}", variants=False)
     def planner(call: Call, y, x, a):
@@ -50,7 +50,7 @@ y, x = torch.arange(12.0).view(3, 4), torch.linspace(-1, 1, 12).view(3, 4)
 
 @pytest.fixture
 def queued(tmp_path: Path) -> Run:
-    """queued(code, **env) with a driver whose queues are threads of C."""
+    """queued(code, **env): runs code with a driver whose queues are threads in C."""
     driver_packages.install_queued(tmp_path)
 
     def call(code: str, **env: str) -> str:
@@ -62,7 +62,7 @@ def queued(tmp_path: Path) -> Run:
     return call
 
 
-def test_it_is_planned_and_replayed_in_the_order_of_the_stream(queued: Run) -> None:
+def test_calls_are_planned_and_replayed_in_stream_order(queued: Run) -> None:
     queued("""
 op = declared("axpy", axpy)
 assert queue_api(torch.empty(1, device="bp").device) == "queued"
@@ -78,7 +78,7 @@ assert line.endswith(f"on the queue with {given}"), line
 """)
 
 
-def test_views_have_their_offset_and_streams_their_queue(queued: Run) -> None:
+def test_views_pass_their_offset_and_streams_their_queue(queued: Run) -> None:
     queued("""
 op = declared("axpy", axpy)
 whole, other = torch.arange(40.0), torch.linspace(0, 1, 40)
@@ -95,7 +95,7 @@ for i, one in enumerate(found):
 """)
 
 
-def test_plans_for_dynamic_shape_call_it(queued: Run) -> None:
+def test_dynamic_shape_plans_replay_calls(queued: Run) -> None:
     for mode in ("1", "check"):
         queued("""
 op = declared("axpy", axpy)
@@ -104,7 +104,7 @@ for n in (4, 7, 12, 31, 5, 64):
     assert torch.allclose(op(a.to("bp"), b.to("bp"), n).cpu(), expected(a, b, n), atol=1e-5)
 counts = plans.stats()["backplane_queue_functions::axpy"]
 assert counts["dynamic_shape_replays"] == 4 and not counts["reasons_for_exact"], counts
-assert driver.called("axpy") == 6  # also where planners run beside
+assert driver.called("axpy") == 6  # in check mode, too
 """, TORCH_BACKPLANE_PLANS=mode)  # fmt: skip
 
 
@@ -138,14 +138,14 @@ assert driver.called("axpy") == 2 and driver.with_gil() == 0
 """)
 
 
-def test_an_answer_is_an_error_that_leaves_the_stream_usable(queued: Run) -> None:
+def test_an_error_status_raises_and_leaves_the_stream_usable(queued: Run) -> None:
     printed = queued("""
 op = declared("axpy", axpy)
 given = y.to("bp"), x.to("bp")
 op(*given, 2.0)
-torch.bp.synchronize()  # now the kernels are built
+torch.bp.synchronize()  # the kernels are built now
 plans.clear()
-for _ in range(2):  # as the planner's, and as the plan's
+for _ in range(2):  # in a planner call, and in a replay
     driver.answer("axpy", 7)
     print(raised(lambda: op(*given, 2.0)))
     driver.answer("axpy", 0)
@@ -159,7 +159,7 @@ driver.answer("axpy", 0)
 # Behind a kernel that is being built
 driver.gate.clear()
 driver.answer("axpy", 7)
-slow = y.to("bp").tan()  # whose kernel is new
+slow = y.to("bp").tan()  # its kernel is not built
 found = op(*given, 3.0)
 driver.gate.set()
 print(raised(torch.bp.synchronize))
@@ -175,7 +175,7 @@ assert not torch.bp.memory.memory_allocated() > 6 * 512, torch.bp.memory.memory_
     assert printed.splitlines() == [text] * 3
 
 
-def test_what_explains_a_status_may_be_missing_or_fail(queued: Run) -> None:
+def test_explain_can_be_missing_or_fail(queued: Run) -> None:
     printed = queued("""
 given = y.to("bp"), y.to("bp"), x.to("bp"), 2.0, 12
 driver.answer("axpy", 9)
@@ -210,7 +210,7 @@ assert gone() is None
 """)
 
 
-def test_several_threads_call_it_without_the_gil(queued: Run) -> None:
+def test_threads_call_functions_without_the_gil(queued: Run) -> None:
     queued("""
 op = declared("axpy", axpy)
 failures = []
@@ -261,12 +261,12 @@ assert torch.equal(whole.cpu(), y) and torch.allclose(lazy.cpu(), y + 2 * x)
         ("axpy(*[torch._neg_view(y.to('bp'))] * 3, 1, 5)", "ValueError: argument 0 of function axpy is lazily"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(queued: Run, call: str, message: str) -> None:
+def test_invalid_arguments_raise(queued: Run, call: str, message: str) -> None:
     printed = queued(f"print(raised(lambda: {call}))\nassert driver.called('axpy') == 0")
     assert message in printed
 
 
-def test_a_planner_that_writes_where_it_must_not_is_told_so(queued: Run) -> None:
+def test_writes_to_undeclared_arguments_raise(queued: Run) -> None:
     printed = queued("""
 LIBRARY.define("wrong(Tensor y, Tensor x) -> Tensor")
 @operator("backplane_queue_functions::wrong", variants=False)
@@ -278,7 +278,7 @@ print(raised(lambda: torch.ops.backplane_queue_functions.wrong(y.to("bp"), x.to(
     assert "writes to an argument that the operator's schema does not declare as written" in printed
 
 
-def test_drivers_without_a_native_launcher_refuse(tmp_path: Path) -> None:
+def test_drivers_without_a_native_launcher_raise(tmp_path: Path) -> None:
     from test_kernel_launch import TOY_DRIVER
 
     driver_packages.install(tmp_path, "gated", TOY_DRIVER, "KernelDriver")
@@ -295,7 +295,7 @@ print(raised(lambda: QueueFunction("f", 1, "output")(x)))
     )
 
 
-# In OpenCL a library's functions are given what it calls a queue and buffers. This one builds a kernel of its own.
+# OpenCL libraries get a cl_command_queue and cl_mem buffers. This function builds its own kernel.
 OPENCL = '''
 import ctypes
 import pyopencl as cl
@@ -337,13 +337,13 @@ int axpy(handle queue, const argument_t* given, uint64_t count) {
 }
 """
 def loaded():
-    ctypes.CDLL(cl._cl.__file__, ctypes.RTLD_GLOBAL)  # and what it was linked with
+    ctypes.CDLL(cl._cl.__file__, ctypes.RTLD_GLOBAL)  # and the libraries that it is linked with
     return built(SOURCE)
 op = declared("axpy", QueueFunction("axpy", loaded().axpy, *AXPY))
 '''
 
 
-def test_a_library_of_opencl_gets_queue_and_buffers(platform: None, tmp_path: Path) -> None:
+def test_an_opencl_library_gets_the_queue_and_buffers(platform: None, tmp_path: Path) -> None:
     driver_packages.install_queued(tmp_path)
     for mode in ("1", "check", "0"):
         result = forked.run(PLANNERS + OPENCL + """

@@ -1,4 +1,4 @@
-"""RMS norm and its derivatives, which PyTorch has no CPU kernel of."""
+"""RMS norm and its derivatives, for which PyTorch has no CPU kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_derivatives(dtype: torch.dtype, shape: list[int], weighted: bool) -> No
 
 
 @pytest.mark.parametrize("wanted", [0, 1], ids=["input", "weight"])
-def test_only_the_gradient_that_is_wanted(wanted: int) -> None:
+def test_only_the_gradient_that_is_needed(wanted: int) -> None:
     def leaves(device: str) -> list[torch.Tensor]:
         tensors = [x.to(device, copy=True), weight.to(device, copy=True)]
         tensors[wanted].requires_grad_()

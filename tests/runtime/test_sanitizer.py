@@ -1,4 +1,4 @@
-"""torch_backplane.testing.sanitizer: races between streams are found, and nothing else is."""
+"""torch_backplane.testing.sanitizer: it finds races between streams, without false alarms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def other_stream() -> Any:
     return stream
 
 
-def test_a_read_beside_a_write_with_both_stacks() -> None:
+def test_a_race_of_a_read_and_a_write_reports_both_stacks() -> None:
     with sanitizer.sanitize():
         x = torch.ones(1024, device="bp")
         side = other_stream()
@@ -61,7 +61,7 @@ WAITS: dict[str, Callable[[Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_whatever_waits_makes_it_right(name: str) -> None:
+def test_every_way_to_wait_prevents_a_race(name: str) -> None:
     with sanitizer.sanitize() as looked:
         x = torch.ones(64, device="bp")
         first, second = other_stream(), other_stream()
@@ -75,7 +75,7 @@ def test_whatever_waits_makes_it_right(name: str) -> None:
         assert looked.operators >= 4
 
 
-def test_waiting_too_early_or_for_another_event() -> None:
+def test_waiting_for_an_earlier_event_is_a_race() -> None:
     with sanitizer.sanitize():
         x = torch.ones(64, device="bp")
         side = other_stream()
@@ -86,7 +86,7 @@ def test_waiting_too_early_or_for_another_event() -> None:
             x.add_(1)
 
 
-def test_reads_side_by_side_and_parts_of_a_tensor() -> None:
+def test_concurrent_reads_and_parts_of_a_tensor() -> None:
     with sanitizer.sanitize():
         x = torch.ones(8, 64, device="bp")
         first, second = other_stream(), other_stream()
@@ -108,7 +108,7 @@ def test_reads_side_by_side_and_parts_of_a_tensor() -> None:
 
 
 def test_memory_that_another_stream_still_uses() -> None:
-    """The block goes back to the stream that it came from, and from there to the next tensor."""
+    """The block returns to the stream that allocated it, and the next tensor on this stream reuses it."""
 
     def program(record: bool) -> None:
         x = torch.ones(1 << 16, device="bp")
@@ -130,7 +130,7 @@ def test_memory_that_another_stream_still_uses() -> None:
             program(record=False)
 
 
-def test_backward_passes_are_looked_at() -> None:
+def test_backward_passes_are_checked() -> None:
     with sanitizer.sanitize():
         x = torch.ones(64, device="bp", requires_grad=True)
         side = other_stream()
@@ -146,9 +146,9 @@ def test_backward_passes_are_looked_at() -> None:
             x.grad.add_(1)
 
 
-def test_copies_between_devices_wait_by_themselves() -> None:
+def test_copies_between_devices_synchronize_the_streams() -> None:
     if bp.device_count() < 2:
-        pytest.skip("there is one device")
+        pytest.skip("needs two devices")
     with sanitizer.sanitize():
         x = torch.ones(1000, device="bp:0")
         y = x.to("bp:1")
@@ -159,28 +159,28 @@ def test_copies_between_devices_wait_by_themselves() -> None:
         assert host.sum().item() == 2000
 
 
-def test_a_copy_between_devices_is_over_for_who_waits_for_either() -> None:
-    """As where one device sums another's gradients, and sends the sum."""
+def test_waiting_for_either_stream_of_a_copy_between_devices() -> None:
+    """As in a reduction: one device adds another's gradient and sends the sum back."""
     if bp.device_count() < 2:
-        pytest.skip("there is one device")
+        pytest.skip("needs two devices")
     first, second = (torch.bp.Stream(f"bp:{index}") for index in range(2))
     with sanitizer.sanitize():
         total, gradient = (torch.ones(1000, device=f"bp:{index}") for index in range(2))
         first.wait_stream(bp.current_stream(0))
         second.wait_stream(bp.current_stream(1))
         with first:
-            total.add_(gradient.to(total.device))  # on the current stream of bp:1, which is not the second
+            total.add_(gradient.to(total.device))  # copies on the current stream of bp:1, not on `second`
         second.wait_stream(first)
         with second:
             gradient.copy_(total)
         first.wait_stream(bp.current_stream(0))
-        with first:  # the host may have waited for the copies, where devices are of two drivers
+        with first:  # with devices of two drivers, the host can have waited for the copies
             total.add_(1)
         with torch.bp.Stream("bp:0"), pytest.raises(RaceError):
             total.add_(1)
 
 
-def test_what_a_graph_captures_has_not_run() -> None:
+def test_captured_operators_have_not_run() -> None:
     with sanitizer.sanitize():
         x = torch.ones(64, device="bp")
         for _ in range(2):  # each on another stream
@@ -197,7 +197,7 @@ def test_what_a_graph_captures_has_not_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["item", "tolist", "cpu", "nonzero", "equal", "unique"])
-def test_what_waits_for_itself_is_over(name: str) -> None:
+def test_operators_that_synchronize(name: str) -> None:
     def wait(x: torch.Tensor) -> object:
         return x.sum().item() if name == "item" else x.equal(x + 1) if name == "equal" else getattr(x, name)()
 
@@ -213,8 +213,8 @@ def test_what_waits_for_itself_is_over(name: str) -> None:
             x.mul_(2)
 
 
-def test_what_comes_from_the_cpu_is_there() -> None:
-    """As in torch.cuda, unless it comes from pinned memory and nobody waits for it."""
+def test_copies_from_pageable_memory_have_completed() -> None:
+    """As in torch.cuda. Only non-blocking copies from pinned memory can be pending."""
     with sanitizer.sanitize():
         x = torch.ones(64).to("bp")
         with bp.stream(bp.Stream()):
@@ -255,7 +255,7 @@ def test_a_race_within_a_graph() -> None:
         assert x.cpu().unique().numel() == 1
 
 
-def test_it_ends_with_its_block_and_is_enabled_once() -> None:
+def test_sanitize_ends_with_its_block_and_does_not_nest() -> None:
     x = torch.ones(8, device="bp")
     with sanitizer.sanitize():
         with pytest.raises(RuntimeError, match="enabled already"):
@@ -268,7 +268,7 @@ def test_it_ends_with_its_block_and_is_enabled_once() -> None:
         x + 1
 
 
-def test_other_threads_are_not_looked_at() -> None:
+def test_other_threads_are_not_checked() -> None:
     found: list[BaseException] = []
 
     def race() -> None:
@@ -286,7 +286,7 @@ def test_other_threads_are_not_looked_at() -> None:
     assert not found
 
 
-def test_the_environment_enables_it(run_python: Callable[..., Any]) -> None:
+def test_the_environment_variable_enables_the_sanitizer(run_python: Callable[..., Any]) -> None:
     code = """
 import torch
 x = torch.ones(8, device="bp")
@@ -303,7 +303,7 @@ with torch.bp.stream(side):
     assert "is not one of 0, 1" in run_python(code, TORCH_BACKPLANE_SANITIZER="2").stderr
 
 
-# --- races that are put into right programs
+# --- races injected into correct programs
 
 
 class Step(NamedTuple):
@@ -321,8 +321,8 @@ STREAMS, TENSORS, STEPS = 4, 3, 14
 
 
 def races(program: list[Step | Wait]) -> bool:
-    """Whether two steps on the same tensor, of which one writes, are not ordered: by reachability, not by clocks."""
-    before: list[set[int]] = []  # for each place, the places that are over when it begins
+    """Whether two unordered steps use one tensor and one of them writes. Uses reachability, not vector clocks."""
+    before: list[set[int]] = []  # for each place, the places that are complete before it begins
     latest = [set[int]() for _ in range(STREAMS)]
     for place, item in enumerate(program):
         if isinstance(item, Wait):
@@ -366,7 +366,7 @@ def run(program: list[Step | Wait]) -> None:
                 tensors[item.written].add_(tensors[item.read])
 
 
-def test_a_hundred_races_that_were_put_into_right_programs() -> None:
+def test_a_hundred_injected_races_are_found() -> None:
     chance = random.Random(0)
     injected = found = alarms = 0
     while injected < 100:

@@ -1,4 +1,4 @@
-"""Operators on bp read CPU tensors without dimensions, and refuse to write to them: these stay unchanged."""
+"""Operators on bp read zero-dim CPU tensors, but refuse to write to them and leave them unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-# PyTorch's own compositions have other words for it.
+# PyTorch's composite operators have other messages.
 REFUSAL = re.compile(r"on the same device|(have|expected) (device )?bp|different from other tensors on")
 
 EXAMPLES: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -30,25 +30,25 @@ EXAMPLES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_written_is_refused(name: str) -> None:
+def test_writes_are_refused(name: str) -> None:
     cpu = torch.tensor(3, dtype=torch.long) if name in ("nonzero", "max") else torch.tensor(3.0)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         EXAMPLES[name](torch.tensor(2.0, device="bp"), cpu)
     assert (cpu.shape, cpu.item()) == ((), 3)
 
 
-def test_what_is_read_is_taken() -> None:
+def test_reads_are_accepted() -> None:
     x = torch.tensor(2.0, device="bp")
     assert torch.add(x, torch.tensor(3.0)).item() == 5
     assert x.add_(torch.tensor(3.0)).item() == 5
     assert torch.tensor(1.0).copy_(x).item() == 5
 
 
-# These are given a device by the call, or copy, or ask for the numbers.
+# These have a device argument, copy between devices, or read the values.
 TAKEN = re.compile(
     r"aten::(\w+_like|new_\w+|_?to_copy|copy|copy_|set_data|resize_as|resize_as_|linspace|logspace)(\.\w+)?$"
 )
-# PyTorch's kernels crash for what is made up here, on the CPU too.
+# PyTorch's kernels crash with these generated arguments, on the CPU, too.
 CRASHING = (
     "aten::_chunk_cat.out",
     "aten::_nnpack_spatial_convolution.out",
@@ -90,7 +90,7 @@ def overloads() -> Iterator[tuple[str, Any]]:
 
 
 def is_composed(name: str) -> bool:
-    """Whether the overload is one of PyTorch's compositions, which may resize their result before they refuse it."""
+    """Whether the overload is composite. Composite operators can resize their result before they raise."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return not has(name, "PrivateUse1") and (
         has(name, "CompositeImplicitAutograd") or has(name, "CompositeExplicitAutograd")
@@ -121,11 +121,11 @@ def test_all_overloads() -> None:
                 positional.append(value)
         try:
             op(*positional, **named)
-            findings.append(f"{name} took it")
-        except Exception as error:  # what is made up need not make sense
+            findings.append(f"{name} did not raise")
+        except Exception as error:  # generated arguments can be invalid
             refused += REFUSAL.search(str(error)) is not None
         if any(one.shape or one.item() != 0.5 for one in written) and not is_composed(name):
-            findings.append(f"{name} changed it")
+            findings.append(f"{name} changed the tensor")
     assert not findings
     assert refused > 700
 
@@ -139,7 +139,7 @@ def without_dimensions(value: Any) -> Any:
 
 
 def attempts(op: Any, sample: Any) -> Iterator[tuple[str, list[Tensor], Callable[[], Any]]]:
-    """(form, what is written, the call) with out= and in place."""
+    """Yields (form, written tensors, call) for the out= and the in-place form."""
     given, args, kwargs = on_bp((sample.input, sample.args, sample.kwargs))
     has_tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((given, args, kwargs)))
     if op.supports_out and has_tensor:
@@ -155,7 +155,7 @@ def attempts(op: Any, sample: Any) -> Iterator[tuple[str, list[Tensor], Callable
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_pytorchs_operator_database() -> None:
+def test_the_operator_database() -> None:
     findings, refused = [], 0
     names = set(torch._C._dispatch_get_all_op_names())
     for op in op_db:
@@ -163,17 +163,17 @@ def test_pytorchs_operator_database() -> None:
         supported = op.supported_dtypes("cpu")
         dtype = next((one for one in (torch.float32, torch.int64, torch.bool) if one in supported), None)
         if dtype is None or re.match(r"equal$|lu$|sparse|nonzero$", op.name) or TAKEN.match(f"aten::{name}"):
-            continue  # lu is in Python; the first samples of the others take no out=
+            continue  # lu is Python code; the first samples of the others do not support out=
         sample = next(iter(op.sample_inputs("cpu", dtype)), None)
         for form, written, call in attempts(op, sample) if sample is not None else ():
             try:
                 call()
-                findings.append(f"{op.name} {form} took it")
+                findings.append(f"{op.name} {form} did not raise")
             except Exception as error:
                 refused += REFUSAL.search(str(error)) is not None
             full = f"aten::{name}.out" if form == "out=" else f"aten::{name}_"
             changed = any(one.shape or one.item() != 1 for one in written)
             if changed and full in names and not is_composed(full):
-                findings.append(f"{op.name} {form} changed it")
+                findings.append(f"{op.name} {form} changed the tensor")
     assert not findings
     assert refused > 300

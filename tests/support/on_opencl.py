@@ -95,8 +95,8 @@ _DATA_PTR = "the operator reads and writes through data_ptr, where only host dev
 TESTS = {
     "test_custom_operators.py::test_cpp_operator": _DATA_PTR,
     "test_custom_operators.py::test_cpp_operator_with_a_derivative_from_python": _DATA_PTR,
-    "test_fallback.py::test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too": _CPU_KERNELS,
-    "test_fallback.py::test_zero_copy_means_no_warning": "OpenCL devices have no zero-copy: their fallbacks warn",
+    "test_fallback.py::test_cpu_kernels_are_preferred_to_composite_ones": _CPU_KERNELS,
+    "test_fallback.py::test_zero_copy_fallbacks_do_not_warn": "OpenCL devices have no zero-copy: their fallbacks warn",
 }
 
 
@@ -105,7 +105,7 @@ _LATER = "PyTorch's meta kernel does not look, so that the CPU's refuses when th
 # What `pytest --on late-host` leaves out of these.
 LATE_TESTS = {
     "test_conformance_forms.py::test_a_sample[linspace]": "an out= that PyTorch's meta kernel gives another shape",
-    "test_cuda_dtypes.py::test_writing_to_elements_in_one_place_is_refused": _LATER,
+    "test_cuda_dtypes.py::test_overlapping_destinations_are_refused": _LATER,
     "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which waits for nothing",
     "test_fallback.py::test_empty_and_zero_dimensional_tensors": _LATER,
 }
@@ -123,8 +123,8 @@ THREADED_FILES = (
 
 # Tests of these files that are for one thread, besides those that seed PyTorch's generators, which are the process's.
 ALONE = {
-    "test_autograd.py::test_anomaly_mode_names_the_forward_that_made_nan": "warnings are the process's",
-    "test_autograd.py::test_checkpointing_leaves_the_generator_where_it_was": "so are generators",
+    "test_autograd.py::test_anomaly_mode_names_the_function_that_returned_nan": "warnings are the process's",
+    "test_autograd.py::test_checkpointing_restores_the_generator_state": "so are generators",
     "test_modules.py::test_embedding": "the first thread that synchronizes with the stream gets the error",
 }
 

@@ -1,11 +1,11 @@
-"""Operators that run later give what the CPU gives at once: sizes, strides, dtype, which results there are, and errors.
+"""Deferred operators compared with the CPU: sizes, strides and dtypes of results, values, missing results, errors.
 
-The whole of PyTorch's operator database, on host devices that work asynchronously: its samples, the same with images in
-channels-last memory, gradients of each argument alone, and what it says that operators refuse.
+Runs PyTorch's operator database on asynchronous host devices: its samples, the same with channels-last images, the
+gradients of each argument alone and of all, and the error inputs.
 
     TORCH_BACKPLANE_DRIVERS=host TORCH_BACKPLANE_HOST_ASYNC=1 python -W ignore tests/sweeps/deferred_sweep.py --part 1/2
 
-prints a line for each finding, and how many calls there were.
+prints a line for each finding, and the number of calls.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 DTYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.bfloat16)
 
-# Their results are whatever memory held, or random numbers.
+# Their results are uninitialized memory or random numbers.
 UNDETERMINED = re.compile(
     r"empty|^bernoulli|^cauchy|dropout|^exponential|^geometric|^log_normal|^multinomial|^normal|^rand|^uniform|rrelu|fractional_max_pool|_lowrank|multi_head_attention|^nn.functional.scaled_dot"
 )
 
-# Findings that are left: their strides alone are others, or every device but the CPU refuses them.
+# Known differences: only strides differ, or all devices except the CPU refuse the call.
 KNOWN = {
-    r"^fft\.": "PyTorch's meta kernels give transforms the strides of CUDA's",
-    r"^nan(sum|mean) .* gradient": "strides of dimensions of one element",
+    r"^fft\.": "PyTorch's meta kernels give transforms CUDA's strides",
+    r"^nan(sum|mean) .* gradient": "strides of dimensions of size 1",
     r"sparse": "bp has no sparse tensors",
     r"^nn.functional.embedding_bag .* gradient .*Sparse": "bp has no sparse tensors",
-    r"^tensor_split": "PyTorch wants these indices on the CPU",
-    r"^(abs|histc|nan(sum|mean)|trace|stft|_upsample_bilinear2d_aa) .*, which the CPU lacks": "CUDA takes the dtype",
-    r"^nn.functional.(softsign|avg_pool3d|multi(label)?_margin_loss) .*, which the CPU lacks": "or other targets",
+    r"^tensor_split": "PyTorch requires these indices on the CPU",
+    r"^(abs|histc|nan(sum|mean)|trace|stft|_upsample_bilinear2d_aa) .*, which the CPU lacks": "CUDA supports the dtype",
+    r"^nn.functional.(softsign|avg_pool3d|multi(label)?_margin_loss) .*, which the CPU lacks": "or such targets",
     r"^nn.functional.linear_cross_entropy.chunked": "sums of bfloat16 in another order",
 }
 
 
 def on(device: str, value: Any) -> Any:
-    """The same arguments on a device, each tensor in memory of its own, with its strides."""
+    """Copies arguments to a device. Each tensor gets its own memory and keeps its strides."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.layout != torch.strided:
@@ -73,7 +73,7 @@ def tensors(value: Any) -> list[Tensor | None]:
 
 
 def described(tensor: Tensor | None) -> Any:
-    """Everything of a tensor but its numbers and its device."""
+    """The metadata of a tensor, without its device."""
     if tensor is None:
         return None
     strides = [
@@ -83,28 +83,28 @@ def described(tensor: Tensor | None) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or its error; all work of the device is done."""
+    """Returns the results of a call or its error, after a synchronization with the device."""
     try:
         results = tensors(call())
         torch.bp.synchronize()
         return [None if one is None else one.detach() for one in results]
     except Exception as error:
-        with contextlib.suppress(RuntimeError):  # a consequence
+        with contextlib.suppress(RuntimeError):  # a consequence of the first error
             torch.bp.synchronize()
         return error
 
 
 def differ(expected: Any, found: Any, values: bool) -> str | None:
-    """How two outcomes differ; None if they do not."""
+    """Returns how two outcomes differ, or None."""
     if isinstance(expected, Exception) or isinstance(found, Exception):
         kinds = [type(one) if isinstance(one, Exception) else None for one in (expected, found)]
         if kinds[0] is kinds[1]:
             return None
         texts = [repr(one)[:200] if isinstance(one, Exception) else "a result" for one in (expected, found)]
-        return f"{texts[0]} there, {texts[1]} here"
+        return f"{texts[0]} on the CPU, {texts[1]} on bp"
     looks = [[described(one) for one in outcome] for outcome in (expected, found)]
     if looks[0] != looks[1]:
-        return f"{looks[0]} there, {looks[1]} here"
+        return f"{looks[0]} on the CPU, {looks[1]} on bp"
     if values:
         for one, other in zip(expected, found, strict=True):
             try:
@@ -116,7 +116,7 @@ def differ(expected: Any, found: Any, values: bool) -> str | None:
 
 
 def gradients(op: Any, sample: Any, chosen: int) -> list[Tensor | None]:
-    """Of the sum of all results, for the argument that is the `chosen`th tensor, or -1: for all."""
+    """Gradients of the sum of all results for the `chosen`th floating-point argument, or for all if it is -1."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [
         place
@@ -157,7 +157,7 @@ class Sample:
 
 
 def forms(op: Any, sample: Sample, dtype: torch.dtype, everything: bool) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """The ways in which a sample is called: (name, what it returns on a device)."""
+    """Yields each way to call a sample: (name, function of a device that returns the results)."""
     changes: dict[str, Callable[[Any], Any]] = {"": lambda value: value}
     if any(one is not None and one.dim() in (4, 5) for one in tensors((sample.input, sample.args, sample.kwargs))):
         changes["channels last"] = channels_last
@@ -182,7 +182,7 @@ def forms(op: Any, sample: Sample, dtype: torch.dtype, everything: bool) -> Iter
 
 
 def sweep(ops: list[Any], samples: int, dtypes: tuple[torch.dtype, ...]) -> tuple[list[str], int]:
-    """The findings, and how many calls were made."""
+    """Returns the findings and the number of calls."""
     findings: list[str] = []
     calls = 0
     for op in ops:
@@ -222,9 +222,9 @@ def sweep(ops: list[Any], samples: int, dtypes: tuple[torch.dtype, ...]) -> tupl
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", default="1/1", help="of the operators: 2/4 is the second quarter")
-    parser.add_argument("--ops", help="only those whose names this expression matches")
-    parser.add_argument("--samples", type=int, default=12, help="of each operator and dtype, at most")
+    parser.add_argument("--part", default="1/1", help="part of the operators: 2/4 is the second quarter")
+    parser.add_argument("--ops", help="regular expression of operator names (default: all)")
+    parser.add_argument("--samples", type=int, default=12, help="maximum per operator and dtype (default: 12)")
     parser.add_argument("--dtypes", default=",".join(str(one).partition(".")[2] for one in DTYPES))
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))

@@ -1,13 +1,13 @@
-"""PyTorch's operator database with changing shapes, while each replayed plan is held against its planner.
+"""PyTorch's operator database with changing shapes: each replayed plan is compared with its planner.
 
-Every example is called as it is and in variants: all its sizes grown alike, one size 0, 1 or another, other layouts and
-places, other integers where the arguments have sizes, in place and with `out=`. So classes of calls meet many shapes
-and get dynamic-shape plans, and TORCH_BACKPLANE_PLANS=check says where such a plan is not what its planner does, or
-serves what its planner refuses. Whether results are right is not asked here.
+Each example is called as it is and in variants: all sizes increased, one size 0, 1 or larger, other layouts and storage
+offsets, other integers where arguments equal sizes, in place and with `out=`. So classes of calls get many shapes and
+dynamic-shape plans, and TORCH_BACKPLANE_PLANS=check reports plans that differ from their planners, or that are replayed
+where their planners refuse the call. Results are not checked.
 
     python tests/sweeps/dynamic_shape_sweep.py --match '^(add|sum)$' --dtypes float32,int64
 
-ends with status 1 if there are findings, and tells which classes have no dynamic-shape plan, and why.
+exits with status 1 if there are findings, and prints which classes have no dynamic-shape plan, and why.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch_backplane import _C, plans
 
 DEVICE = "bp:0"
-DTYPES = ("float32", "int64", "bool")  # of an operator, the first that it takes
+DTYPES = ("float32", "int64", "bool")  # the first that an operator supports
 _WORDS = ("has a plan, and its planner now", "is not what its planner does")
-# PyTorch's CPU kernels, which run them here, crash on some variants; on the CPU, too.
+# These fall back to PyTorch's CPU kernels, which crash on some variants, on the CPU, too.
 _LEFT_OUT = (
     *("_segment_reduce.lengths", "_segment_reduce.offsets", "nn.functional.embedding_bag"),
     *("linalg.lstsq", "linalg.lstsq.grad_oriented", "linalg.lu", "lu_unpack"),
 )
-_MOST_ELEMENTS = 20_000  # of a tensor of an example
+_MOST_ELEMENTS = 20_000  # per tensor of an example
 _MOST_TENSORS = 40
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -45,19 +45,19 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Finding(NamedTuple):
     operator: str
     dtype: str
-    text: str  # what the check says, with the arguments
+    text: str  # the error of the check, with the arguments
 
 
 def findings(
     info: Any, dtype: torch.dtype, *, samples: int = 40, seconds: float = 20.0, seed: int = 0
 ) -> list[Finding]:
-    """What is wrong with the plans of one entry of the database, each in its first words once."""
+    """Returns the findings of one entry of the database, one for each first line of an error."""
     torch.manual_seed(seed)
     chance, found, until = random.Random(seed), dict[str, Finding](), time.monotonic() + seconds
     try:
         examples = list(info.sample_inputs("cpu", dtype))
     except Exception:
-        return []  # which needs a library that is not here
+        return []  # needs a library that is not installed
     chance.shuffle(examples)
     mode = plans.mode()
     plans.set_mode("check")
@@ -86,7 +86,7 @@ def full_name(info: Any) -> str:
 
 
 def _forget_errors() -> None:
-    """Of kernels: an index out of range, in a variant."""
+    """Discards errors of kernels, such as an index out of range in a variant."""
     with contextlib.suppress(Exception):
         torch.accelerator.synchronize(DEVICE)
 
@@ -99,7 +99,7 @@ def _is_small(given: Arguments) -> bool:
 
 
 def _calls(info: Any, given: Arguments, chance: random.Random) -> Iterator[tuple[Callable[..., Any], Arguments]]:
-    """Functions and what to give them, on the device."""
+    """Yields functions and their arguments on the device."""
     for variant in _variants(given, chance):
         yield info.op, _placed(variant)
         if info.inplace_variant is not None:
@@ -145,7 +145,7 @@ def _variants(given: Arguments, chance: random.Random) -> Iterator[Arguments]:
 
 
 def _filled(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """The tensor's elements over and over, so that they stay what the operator wants: indices, probabilities."""
+    """Repeats the tensor's elements, so they stay valid for the operator: indices, probabilities."""
     if list(tensor.shape) == shape:
         return tensor
     flat = tensor.detach().reshape(-1)
@@ -156,12 +156,12 @@ def _filled(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _resized(given: Arguments, change: dict[int, int]) -> Any:
-    """With other sizes everywhere."""
+    """Changes sizes in all tensors."""
     return tree_map_only(torch.Tensor, lambda one: _filled(one, [change.get(size, size) for size in one.shape]), given)
 
 
 def _with_numbers(given: Arguments, change: dict[int, int]) -> Any:
-    """With other integers where arguments are as great as sizes that change."""
+    """Changes integer arguments that equal a changed size."""
     return tree_map(lambda one: change.get(one, one) if type(one) is int else one, given)
 
 
@@ -175,13 +175,13 @@ def _resized_alone(given: Arguments, position: int, dim: int, size: int) -> Any:
 
 
 def _changed_alone(given: Arguments, position: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """With another tensor in one place."""
+    """Changes the tensor at one position."""
     at = iter(range(_MOST_TENSORS + 1))
     return tree_map_only(torch.Tensor, lambda one: change(one) if next(at) == position else one, given)
 
 
 def _as_it_lies(tensor: torch.Tensor, memory: torch.Tensor, offset: int = 0) -> torch.Tensor:
-    """A copy of the tensor in memory with room for more."""
+    """Copies the tensor into memory with the strides of `memory`, at an offset."""
     room = torch.zeros(offset + memory.numel(), dtype=tensor.dtype)
     return room[offset:].view(memory.shape).as_strided(tensor.shape, memory.stride(), offset).copy_(tensor.detach())
 
@@ -214,7 +214,7 @@ LAYOUTS = (shifted, spaced, turned, channels_last, expanded)
 
 
 def _placed(given: Any) -> Any:
-    """On the device, in the same layout, at the same distance from the start of memory."""
+    """Copies to the device, with the same strides and the same storage offset modulo 16."""
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
         reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -232,7 +232,7 @@ def _placed(given: Any) -> Any:
 
 
 def entries(pattern: str, dtypes: list[str]) -> Iterator[tuple[Any, torch.dtype]]:
-    """Of each operator whose name matches, those of the dtypes that it takes; of `DTYPES`, the first."""
+    """Yields matching operators with each supported dtype of `dtypes`, or the first supported of DTYPES."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     for info in op_db:
@@ -243,14 +243,14 @@ def entries(pattern: str, dtypes: list[str]) -> Iterator[tuple[Any, torch.dtype]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--match", default="", help="a regular expression of names")
+    parser.add_argument("--match", default="", help="regular expression of operator names")
     parser.add_argument(
-        "--dtypes", default="", help=f"all of these; default: the first of {','.join(DTYPES)} that is taken"
+        "--dtypes", default="", help=f"dtypes to test (default: the first supported of {','.join(DTYPES)})"
     )
-    parser.add_argument("--samples", type=int, default=40, help="of an operator and dtype, at most")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for an operator and dtype, at most")
+    parser.add_argument("--samples", type=int, default=40, help="maximum per operator and dtype")
+    parser.add_argument("--seconds", type=float, default=20.0, help="maximum per operator and dtype")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", default="1/1", help="2/3: the second third, for processes side by side")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third, for parallel processes")
     options = parser.parse_args()
     faulthandler.enable()
     torch.set_num_threads(1)

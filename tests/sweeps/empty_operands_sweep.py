@@ -1,7 +1,7 @@
-"""PyTorch's operator database with operands of no elements, against the CPU: the same results, or errors of one type.
+"""PyTorch's operator database with empty operands, compared with the CPU: equal results, or errors of the same type.
 
-Of each sample, each size of each tensor in turn is 0, and each size wherever it is one of any tensor. A kernel that
-divides by a size ends this process, since faulthandler is enabled: what it called last is the finding.
+In each sample, each size of each tensor in turn is set to 0, and each size in all tensors that have it. A kernel that
+divides by a size ends this process, because faulthandler is enabled: the last call is the finding.
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py empty_operands_sweep.py --match '^nonzero'
 """
@@ -29,20 +29,20 @@ from torch_backplane.conformance.sizes import EITHER_ERROR, MOST_ELEMENTS, MOST_
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
-# PyTorch's CPU kernels leave some results of no elements as they found them, or in another shape than CUDA's.
+# PyTorch's CPU kernels do not write some empty results, or give them another shape than CUDA.
 UNWRITTEN = ("nn.functional.multi_margin_loss", "nn.functional.multilabel_margin_loss")
 LEFT_OUT = {
-    "nn.functional.embedding": "PyTorch's CPU has an IndexError of its own where `max_norm` meets no rows",
-    "nn.functional.pixel_unshuffle": "PyTorch's CPU returns the shape of the operand",
+    "nn.functional.embedding": "PyTorch's CPU kernel raises another IndexError for `max_norm` without rows",
+    "nn.functional.pixel_unshuffle": "PyTorch's CPU kernel returns the shape of the operand",
     "svd_lowrank": "random", "pca_lowrank": "random",
 }  # fmt: skip
-DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)  # of an operator, the first that it takes
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)  # the first that an operator supports
 
 Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def emptied(given: Arguments) -> Iterator[Arguments]:
-    """The arguments with a size 0: of one tensor, and of all that have the size."""
+    """Yields the arguments with a size set to 0: in all tensors that have the size, and in one tensor."""
     of_sample = tensors(given)
     if len(of_sample) > MOST_TENSORS or any(
         one.layout != torch.strided or one.numel() > MOST_ELEMENTS for one in of_sample
@@ -56,14 +56,14 @@ def emptied(given: Arguments) -> Iterator[Arguments]:
 
 
 def _without(given: Arguments, size: int) -> Arguments:
-    """With 0 in the place of the size."""
+    """Sets the size to 0 in all tensors."""
     return tree_map_only(  # type: ignore[no-any-return]
         torch.Tensor, lambda one: _filled(one, [0 if other == size else other for other in one.shape]), given
     )
 
 
 def _reshaped(given: Arguments, which: int, shape: list[int]) -> Arguments:
-    """With another shape of one tensor."""
+    """Changes the shape of one tensor."""
     at = itertools.count()
     return tree_map_only(  # type: ignore[no-any-return]
         torch.Tensor, lambda one: _filled(one, shape) if next(at) == which else one, given
@@ -90,7 +90,7 @@ class Sweep:
                 calls.setdefault(self._describe(arguments), arguments)
         answers = wire.in_children(list(calls.values()), lambda call: self._outcome(call, CPU))
         for (text, call), expected in zip(calls.items(), answers, strict=True):
-            if expected is not None:  # else the CPU's process was gone
+            if expected is not None:  # otherwise the CPU's process crashed
                 sweep_process.call(text)
                 if wrong := self._difference(expected, self._outcome(call, DEVICE)):
                     sweep_process.found(f"{text}: {wrong}")
@@ -101,7 +101,7 @@ class Sweep:
         return f"{self.op.full_name}({', '.join(words)})"
 
     def _outcome(self, call: Arguments, device: torch.device) -> tuple[str, str, Any, bool]:
-        """(type of the error, its words, results, whether numbers are no one's to compare)."""
+        """Returns (type of the error, its message, results, whether values cannot be compared)."""
         torch.manual_seed(SEED)
         before = torch.default_generator.get_state()
         transfer = Transfer(device)
@@ -113,7 +113,7 @@ class Sweep:
                 if device != CPU:
                     torch.accelerator.synchronize(device)
         except Exception as error:
-            with contextlib.suppress(Exception):  # what the call began may report another one, which is not the next's
+            with contextlib.suppress(Exception):  # pending work can raise, but not in the next call
                 torch.accelerator.synchronize(DEVICE)
             return type(error).__name__, str(error).partition("\n")[0], None, False
         drawn = not torch.equal(before, torch.default_generator.get_state())
@@ -125,10 +125,10 @@ class Sweep:
             return "; ".join(f"{kind}: {words}" for kind, words in different)
         if expected[0] == actual[0] or "not implemented for" in expected[1] or self.op.name in EITHER_ERROR:
             return ""
-        if "MKL FFT error" in expected[1] or "sparse" in actual[1]:  # limits of one of the two
+        if "MKL FFT error" in expected[1] or "sparse" in actual[1]:  # limits of one device
             return ""
         if not expected[0] and self.op.name.startswith(("_", "native_")):
-            return ""  # people reach it through others, which give what fits
+            return ""  # internal operators get only valid arguments from their callers
         return f"{actual[:2] if actual[0] else 'no error'}; on the CPU {expected[:2] if expected[0] else 'no error'}"
 
 

@@ -1,10 +1,10 @@
-"""Lets every call of the device that a step of training makes fail, one after the other, and makes the step again.
+"""Makes each device call of a training step fail in turn, and repeats the step.
 
     python tests/sweeps/fault_sweep.py --driver opencl
 
-After each fault: the error must be the one that was asked for, all memory must be back, and the next step must have the
-numbers of a step without faults. Prints how many calls there are, how many of the faults went unnoticed by the program
-(as where an allocation is tried again), and what went wrong. The exit code is 1 where something did.
+After each fault: the error must be the injected one, all memory must be freed, and the next step must give the results
+of a step without faults. Prints the number of calls, the number of faults that the program did not notice (for example
+because an allocation is retried), and what went wrong. The exit status is 1 if something did.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> int:
         optimizer.step()
         return loss.item()
 
-    step()  # what is made once
+    step()  # one-time allocations
     start = {name: one.clone() for name, one in model.state_dict().items()}
     momenta = [optimizer.state[one]["momentum_buffer"].clone() for one in model.parameters()]
 
@@ -63,13 +63,13 @@ def main() -> int:
         optimizer.zero_grad()
         gc.collect()
         torch.bp.synchronize()
-        torch.bp.empty_cache()  # so that steps allocate from the device, which may fail as well
+        torch.bp.empty_cache()  # so steps allocate from the device, which can fail, too
 
     def state() -> list[torch.Tensor]:
         return [one.cpu() for one in model.state_dict().values()]
 
     gc.collect()
-    gc.freeze()  # PyTorch's own objects, so that what steps leave is found at once
+    gc.freeze()  # PyTorch's objects, so collections after steps are fast
     for _ in range(2):
         reset()
         expected_loss = step()
@@ -102,13 +102,13 @@ def main() -> int:
             reset()
             left = torch.bp.memory_allocated() - used
             if left:
-                wrong.append(f"{said}: {left} bytes are not back")
+                wrong.append(f"{said}: {left} bytes are still allocated")
             loss = step()
             far = max(
                 (one.double() - other.double()).abs().max().item() for one, other in zip(state(), expected, strict=True)
             )
             if abs(loss - expected_loss) > 1e-5 or far > 1e-5:
-                wrong.append(f"{said}: the next step has loss {loss} for {expected_loss}, and weights {far} off")
+                wrong.append(f"{said}: the next step has loss {loss}, not {expected_loss}; weights differ by {far}")
     report = {
         "device": torch.bp.get_device_name(),
         "calls": dict(calls),
@@ -123,7 +123,7 @@ def main() -> int:
         for name, count in sorted(calls.items()):
             print(f"  {name}: {count}, raised {raised[name]}, unnoticed {unnoticed[name]}")
         print(*(f"WRONG {line}" for line in wrong), sep="\n")
-        print(f"{calls.total() - len(wrong)} survived, {len(wrong)} wrong")
+        print(f"{calls.total() - len(wrong)} passed, {len(wrong)} wrong")
     return 1 if wrong or not calls else 0
 
 

@@ -1,5 +1,7 @@
-"""Strides of what operators make of images, against the CPU's: of all samples of the database with 3 to 5 dimensions,
-batched and not, channels-last, forward and backward. Numbers are not looked at, so that any driver will do.
+"""Strides of results and gradients for images, compared with the CPU's.
+
+Runs all samples of the database with 3 to 5 dimensions, batched and not, with channels-last arguments, forward and
+backward. Values are not compared, so any driver works.
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py image_layouts_sweep.py --match pool
 """
@@ -25,23 +27,23 @@ from torch_backplane.conformance.transfer import Transfer, tensors
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
 
-# As torch.cuda, where the CPU's are laid out otherwise.
+# These are like torch.cuda, with other layouts than the CPU.
 AS_CUDA = {
-    "_batch_norm_with_update": "gradients are laid out as images in any order of dimensions",
-    "_native_batch_norm_legit": "gradients are laid out as images in any order of dimensions",
-    "native_batch_norm": "gradients are laid out as images in any order of dimensions",
-    "nn.functional.batch_norm": "gradients are laid out as images in any order of dimensions",
+    "_batch_norm_with_update": "gradients have the layout of the images, in any order of dimensions",
+    "_native_batch_norm_legit": "gradients have the layout of the images, in any order of dimensions",
+    "native_batch_norm": "gradients have the layout of the images, in any order of dimensions",
+    "nn.functional.batch_norm": "gradients have the layout of the images, in any order of dimensions",
     "nn.functional.channel_shuffle": "contiguous: composed of views and a copy",
     "nn.functional.conv_transpose3d": "channels-last, as cuDNN has them",
     "nn.functional.pixel_shuffle": "contiguous: composed of views and a copy",
-    "nn.functional.scaled_dot_product_attention": "which of several ways is taken decides",
-    "nn.functional.soft_margin_loss": "gradients where operands are laid out in several ways",
+    "nn.functional.scaled_dot_product_attention": "depends on the selected implementation",
+    "nn.functional.soft_margin_loss": "gradients for operands with different layouts",
 }
 Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def channels_inside(tensor: torch.Tensor, spatial: int) -> torch.Tensor:
-    """The same numbers with the dimension before `spatial` ones innermost."""
+    """Returns the tensor with the channels, the dimension before `spatial` ones, innermost in memory."""
     if tensor.dim() not in (spatial + 1, spatial + 2) or tensor.layout != torch.strided:
         return tensor
     channel = tensor.dim() - 1 - spatial
@@ -50,7 +52,7 @@ def channels_inside(tensor: torch.Tensor, spatial: int) -> torch.Tensor:
 
 
 def layouts(given: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """The arguments with images of 2 or 3 spatial dimensions channels-last: all of them, and the first alone."""
+    """Yields arguments with channels-last images of 2 or 3 spatial dimensions: all images, and only the first."""
     for spatial in (2, 3):
         if given[0].dim() in (spatial + 1, spatial + 2):
             inside = tree_map_only(torch.Tensor, partial(channels_inside, spatial=spatial), given)
@@ -59,7 +61,7 @@ def layouts(given: Arguments) -> Iterator[tuple[str, Arguments]]:
 
 
 def outcome(op: Any, call: Arguments, device: torch.device) -> tuple[Any, str]:
-    """(results and gradients, error)."""
+    """Returns (results and gradients, error)."""
     torch.manual_seed(SEED)
     transfer = Transfer(device)
     rest = Transfer(CPU) if op.full_name in _ARGUMENTS_STAY_ON_CPU else transfer
@@ -102,7 +104,7 @@ def sweep(op: Any, samples: int) -> None:
             sweep_process.call(text)
             actual, error = outcome(op, call, DEVICE)
             if error:
-                continue  # of numbers, which a device without memory has not
+                continue  # an error in values, which a device without memory does not have
             for kind, message in judge.compare(expected, actual, DEVICE, values=False):
                 if kind == "layout":
                     sweep_process.found(f"{text}: {message}")

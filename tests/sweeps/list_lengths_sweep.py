@@ -1,7 +1,7 @@
-"""Lists of integers of another length than an operator takes: refused with the CPU's type of error and its words.
+"""Lists of integers with lengths that operators do not accept: errors have the CPU's type and message.
 
-The calls are those that samples of the database make of aten, forward and backward. Numbers are not looked at, so that
-any driver with planners will do.
+The calls are the aten calls of the database's samples, forward and backward. Values are not compared, so any driver
+with planners works.
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py list_lengths_sweep.py --match pool
 """
@@ -25,11 +25,11 @@ from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
-DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)  # of an operator, the first that it takes
+DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)  # the first that an operator supports
 
 
 def other_lengths(overload: Any, arguments: Arguments) -> Iterator[Form]:
-    """The call with each list of integers empty, longer and shorter."""
+    """Yields the call with each list of integers empty, longer and shorter."""
     for one in overload._schema.arguments:
         value = arguments[one.name]
         if "int[" not in str(one.type).lower() and "List[int]" not in str(one.real_type):
@@ -42,7 +42,7 @@ def other_lengths(overload: Any, arguments: Arguments) -> Iterator[Form]:
 
 
 def outcome(form: Form, device: torch.device) -> tuple[str, str]:
-    """(type of the error, its first line), empty where there is none."""
+    """Returns (type of the error, its first line), empty if there is none."""
     torch.manual_seed(0)
     try:
         with torch.no_grad():
@@ -61,7 +61,7 @@ def sweep(op: Any, samples: int) -> None:
     forms = [form for overload, arguments in check._calls() for form in other_lengths(overload, arguments)]
     for form, expected in zip(forms, wire.in_children(forms, lambda form: outcome(form, CPU)), strict=True):
         if expected is None:
-            continue  # the CPU's process was gone
+            continue  # the CPU's process crashed
         given = (f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None)
         text = f"{form.overload}({', '.join(given)})"
         sweep_process.call(text)
@@ -71,7 +71,7 @@ def sweep(op: Any, samples: int) -> None:
 
 
 def _is_wrong(overload: Any, actual: tuple[str, str], expected: tuple[str, str]) -> bool:
-    """Operators that people reach only through others, which give them the right lists, may have words of their own."""
+    """Internal operators, which get valid lists from their callers, can have other messages."""
     alike = (actual[0], _without_device(actual[1])) == (expected[0], _without_device(expected[1]))
     if is_internal(overload):
         return judge.is_broken(actual[1], expected[1]) or actual[0] in ("TypeError", "ValueError", "AssertionError")
@@ -79,7 +79,7 @@ def _is_wrong(overload: Any, actual: tuple[str, str], expected: tuple[str, str])
 
 
 def _without_device(message: str) -> str:
-    """The message with tensor types, such as bpFloatType and CPUFloatType, in the form that names no device."""
+    """Replaces tensor types such as bpFloatType and CPUFloatType by the form without a device."""
     return re.sub(r"\b(?:bp|CPU)(\w+)Type\b", r"torch.\1Tensor", message)
 
 

@@ -1,6 +1,6 @@
-"""Which kernels planned operators ask for when a number is another one: a program, for devices that build nothing.
+"""Finds planned operators that request other kernels when a number changes. Runs on devices that build nothing.
 
-Prints what it found as JSON: lists of lines, by the kinds of findings that test_numbers_in_kernels.py names.
+Prints the findings as JSON: lists of lines by kind; test_numbers_in_kernels.py describes the kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_backplane import _C, plans
 from torch_backplane.planning.declare import declared, find, static_numbers
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
-asked: set[str] = set()  # the texts of the kernels that were asked for
+asked: set[str] = set()  # the texts of the requested kernels
 findings: dict[str, list[str]] = {
     "without a call": [],
     "not varied": [],
@@ -40,7 +40,7 @@ def note_kernels() -> None:
 
 
 def kernels_of(overload: OpOverload, arguments: Mapping[str, Any]) -> set[str]:
-    """The texts of the kernels that a call asks for; ValueError where the CPU computes it."""
+    """Returns the texts of the kernels that a call requests. Raises ValueError if the CPU computes it."""
     asked.clear()
     _C.reset_fallback_counts()
     schema = [one for one in overload._schema.arguments if one.name in arguments]
@@ -53,7 +53,7 @@ def kernels_of(overload: OpOverload, arguments: Mapping[str, Any]) -> set[str]:
 
 
 def numbers_of(overload: OpOverload) -> list[str]:
-    """The arguments that are numbers, or lists of numbers, which formulas may compute with."""
+    """The arguments that are numbers, or lists of numbers, which formulas can compute with."""
     kinds = {one.name: str(one.type) for one in overload._schema.arguments}
     return [
         name
@@ -63,7 +63,7 @@ def numbers_of(overload: OpOverload) -> list[str]:
 
 
 def others(value: Any) -> Iterator[Any]:
-    """Other numbers; of a list, one with another number at each place."""
+    """Yields other numbers; for a list, lists with another number at one position."""
     if isinstance(value, list):
         for place, number in enumerate(value):
             yield from ([*value[:place], other, *value[place + 1 :]] for other in others(number))
@@ -74,7 +74,7 @@ def others(value: Any) -> Iterator[Any]:
 
 
 def variations(overload: OpOverload, calls: Calls, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(argument, its other value)."""
+    """Yields (argument, another value)."""
     for name in numbers_of(overload):
         if name in calls.together:
             continue
@@ -94,7 +94,7 @@ def try_operator(name: str, calls: Calls, device: str) -> None:
     given = made(calls.make)
     first = kernels_of(overload, given)
     if not first and not calls.launches_nothing:
-        raise ValueError("no kernel was asked for")
+        raise ValueError("no kernel was requested")
     for make in calls.also:
         if kernels_of(overload, made(make)) - first:
             findings["built"].append(f"{name} on {device}: {', '.join(calls.together)}")
@@ -111,7 +111,7 @@ def try_operator(name: str, calls: Calls, device: str) -> None:
 
 
 def wanted() -> Iterator[str]:
-    """The declared operators with numbers, but for other forms of what CALLS has."""
+    """Yields the declared operators with numbers, except other forms of operators in CALLS."""
     planners = [declared[find(name).name()] for name in CALLS]
     for full, planner in declared.items():
         namespace, _, name = full.rpartition("::")

@@ -1,5 +1,7 @@
-"""Every overload of aten without `out=`, with arguments made of its schema: no INTERNAL ASSERT that the CPU has not,
-and no process that dies where the CPU's does not. Whether results are right is not asked.
+"""All overloads of aten without `out=`, with arguments generated from their schemas.
+
+Finds INTERNAL ASSERT errors that the CPU does not raise, and crashes where the CPU does not crash. Results are not
+checked.
 
     TORCH_BACKPLANE_DRIVERS=host python tests/sweeps/sweep_process.py overloads_sweep.py --match window
 """
@@ -25,16 +27,16 @@ from torch_backplane.conformance import wire
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
 CALL_SECONDS = 60
 
-# They do to the process, to files or to other devices what they say, or wait for others.
+# They change the process, files or other devices, or wait for others.
 _LEFT_OUT = re.compile(
     r"aten::(_cuda|cudnn|_cudnn|miopen|_sleep|_rpc|wait|save|from_file|_thnn_fused.*cuda|_triton|_nested|_sparse|"
     r"_test_|_assert|_print|record_stream|set_data|_async_error|_cufft|mps|_mps|hip)"
 )
 
-# With wrong arguments PyTorch's CPU kernels write over memory, and the CPU's process dies at it or does not.
+# With invalid arguments, PyTorch's CPU kernels write out of bounds, and the CPU's process may or may not crash.
 _WRITES_ANYWHERE = ("aten::_cholesky_solve_helper", "aten::_fft_r2c", "aten::_sobol_engine_initialize_state_")
 
-# The tensors of a call, in their order; the last one again for those that follow.
+# The tensors of a call, in order; the last one is repeated for further parameters.
 TENSORS: tuple[tuple[torch.Tensor, ...], ...] = (
     (torch.rand(3, 4) + 0.25,),
     (torch.rand(3, 3) + torch.eye(3),),
@@ -55,11 +57,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class NoArgument(Exception):
-    """There is none of this type to make."""
+    """No argument of this type can be generated."""
 
 
 def value_of(declared: str, integer: int, tensors: Iterator[torch.Tensor], size: int | None) -> Any:
-    """An argument of a type as schemas write it; `size`: of a list that the schema gives a length."""
+    """Generates an argument of a type as written in schemas. `size`: the length of a list, if the schema gives it."""
     if declared.startswith("Optional[") and "Tensor" not in declared:
         inside = declared.removeprefix("Optional[").removesuffix("]")
         return value_of(inside, integer, tensors, size) if integer == 2 else None
@@ -96,7 +98,7 @@ def value_of(declared: str, integer: int, tensors: Iterator[torch.Tensor], size:
 
 
 def arguments_of(overload: Any) -> Iterator[Arguments]:
-    """Arguments for it, of each kind of tensors and integer; none where a type is unknown."""
+    """Yields arguments for each kind of tensors and each integer. Raises NoArgument for unknown types."""
     schema = overload._schema.arguments
     kinds: Any = TENSORS if any("Tensor" in str(one.type) for one in schema) else TENSORS[:1]
     for kind, integer in itertools.product(kinds, INTEGERS):
@@ -124,7 +126,7 @@ def arguments_of(overload: Any) -> Iterator[Arguments]:
 
 
 def outcome(overload: Any, given: Arguments, device: torch.device) -> str:
-    """The error, or ""."""
+    """Returns the error, or ""."""
     torch.manual_seed(0)
     placed = tree_map_only(torch.Tensor, lambda one: one.to(device), given)
     placed = tree_map_only(torch.device, lambda one: device, placed)
@@ -150,7 +152,7 @@ def sweep(name: str) -> None:
     on_cpu = wire.in_children(calls, lambda call: outcome(overload, call, CPU))
     for call, expected in zip(calls, on_cpu, strict=True):
         if expected is None:
-            continue  # the CPU's process was gone
+            continue  # the CPU's process crashed
         taken += not expected
         sweep_process.call(f"{name}{call}")
         signal.alarm(CALL_SECONDS)
@@ -162,7 +164,7 @@ def sweep(name: str) -> None:
 
 
 def names(pattern: str) -> list[str]:
-    """Of all overloads without `out=` that PyTorch dispatches."""
+    """The matching names of all overloads without `out=` that PyTorch dispatches."""
     found = []
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
@@ -185,7 +187,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch.empty(0, device=DEVICE)
-    faulthandler.enable()  # after PoCL's own handler, which survives a division by zero
+    faulthandler.enable()  # replaces PoCL's handler, which survives a division by zero
     for name in options.names:
         sweep_process.entry(name)
         sweep(name)

@@ -1,5 +1,6 @@
-"""Operators and dtypes that the CPU refuses ("not implemented for"), and CUDA by PyTorch's database: which of them bp
-serves. Numbers are not looked at, so that any driver with planners will do.
+"""Finds dtypes that bp supports, but the CPU refuses ("not implemented for") and CUDA lacks in PyTorch's database.
+
+Values are not compared, so any driver with planners works.
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py refused_dtypes_sweep.py --match pool
 """
@@ -27,7 +28,7 @@ DTYPES = (
 
 
 def refused(error: Exception | None) -> bool:
-    """Whether that is what PyTorch's kernels say of a dtype."""
+    """Whether PyTorch's kernels raise this error for an unsupported dtype."""
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
 
 
@@ -42,7 +43,7 @@ def error_of(op: Any, given: Any, device: torch.device) -> Exception | None:
 
 
 def served(op: Any, samples: int) -> list[torch.dtype]:
-    """The dtypes that neither CPU nor CUDA has for the operator and that bp takes in a sample that the CPU refuses."""
+    """Returns the dtypes that neither CPU nor CUDA supports, and that bp accepts in a sample that the CPU refuses."""
     source = next((dtype for dtype in DTYPES if dtype in op.dtypes), None)
     if source is None:
         return []
@@ -61,7 +62,7 @@ def served(op: Any, samples: int) -> list[torch.dtype]:
         for sample in examples:
             try:
                 given = Converted(source, dtype)((sample.input, tuple(sample.args), dict(sample.kwargs)))
-            except Exception:  # complex numbers are no others
+            except Exception:  # complex numbers cannot be converted
                 break
             sweep_process.call(f"{op.full_name} {dtype}")
             if refused(error_of(op, given, CPU)) and error_of(op, given, DEVICE) is None:

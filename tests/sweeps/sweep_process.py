@@ -1,7 +1,7 @@
-"""Sweeps over many calls, any of which may end its process: that is a finding then, and the sweep goes on behind it.
+"""Runs sweeps over many calls, each of which can crash the process. A crash is a finding, and the sweep continues.
 
-A sweep is a script that takes names of what to sweep as its arguments and says on its standard output what it begins,
-calls and finds, by the functions `entry`, `call` and `found` here. All of it, with what is found at the end:
+A sweep is a script that takes names as arguments, and reports on its standard output what it begins, calls and finds,
+with the functions `entry`, `call` and `found`. A run over all names, which prints the findings at the end:
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py overloads_sweep.py --match ''
 """
@@ -24,17 +24,17 @@ HERE = Path(__file__).parent
 
 
 def entry(name: str) -> None:
-    """The next of the names."""
+    """Reports the name that is swept next."""
     _say("entry", name)
 
 
 def call(text: str) -> None:
-    """What is about to be called, in case it is the last."""
+    """Reports the next call, in case it is the last."""
     _say("call", text)
 
 
 def found(text: str) -> None:
-    """What is wrong."""
+    """Reports a finding."""
     _say("found", text)
 
 
@@ -46,13 +46,13 @@ def over_database(description: str | None, sweep: Callable[[Any, int], None], sa
     from torch_backplane.conformance.settings import OP_DB
 
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=samples, help="of each operator, at most")
+    parser.add_argument("--samples", type=int, default=samples, help="maximum per operator")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    torch.empty(0, device="bp")  # which has to be there
-    faulthandler.enable()  # after PoCL's own handler, which survives a division by zero
+    torch.empty(0, device="bp")  # discovers devices
+    faulthandler.enable()  # replaces PoCL's handler, which survives a division by zero
     database = load(OP_DB)
     for name in options.names:
         entry(name)
@@ -66,11 +66,11 @@ def _say(kind: str, text: str) -> None:
 def findings(
     script: str, names: Sequence[str], settings: Mapping[str, str], *options: str, seconds: float = 3600
 ) -> list[str]:
-    """What the script of this folder finds of the names, in a process with these environment variables.
+    """Returns the findings of a script of this folder, run with these names and environment variables.
 
     Raises:
-        RuntimeError: it did not begin with any of the names, or ended with an error of its own.
-        subprocess.TimeoutExpired: after so many seconds in one process.
+        RuntimeError: The script began with none of the names, or failed.
+        subprocess.TimeoutExpired: A process took longer than `seconds`.
     """
     left, all_found = list(names), list[str]()
     while left:
@@ -87,7 +87,7 @@ def findings(
         all_found += [text for kind, text in said if kind == "found"]
         begun = [text for kind, text in said if kind == "entry"]
         if run.returncode > 0 or not begun:
-            raise RuntimeError(f"{script} ended with status {run.returncode}:\n{run.stderr[-3000:]}")
+            raise RuntimeError(f"{script} exited with status {run.returncode}:\n{run.stderr[-3000:]}")
         if run.returncode == 0:
             break
         last = next(text for kind, text in reversed(said) if kind in ("call", "entry"))
@@ -97,10 +97,10 @@ def findings(
 
 
 def main() -> int:
-    """Sweeps all that matches, and tells what it finds; ends with status 1 then."""
+    """Sweeps all matching names and prints the findings. The exit status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("script", help="such as overloads_sweep.py")
-    parser.add_argument("--match", default="", help="a regular expression of names")
+    parser.add_argument("--match", default="", help="regular expression of names")
     options, others = parser.parse_known_args()
     names = importlib.import_module(options.script.removesuffix(".py")).names(options.match)
     all_found = findings(options.script, names, {"TORCH_BACKPLANE_FALLBACK": "silent"}, *others)

@@ -1,7 +1,7 @@
-"""Operands of no elements: nothing divides by a size of 0 in a kernel, and results and errors are the CPU's.
+"""Empty operands: kernels do not divide by a size of 0, and results and errors match the CPU's.
 
-A sample on OpenCL, in processes of its own, as a division by 0 ends them.
-`python tests/sweeps/sweep_process.py empty_operands_sweep.py` goes through the operator database.
+A sample on OpenCL, in separate processes, because a division by 0 ends them.
+`python tests/sweeps/sweep_process.py empty_operands_sweep.py` runs the whole operator database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAMPLE = (
 )
 
 
-def test_the_cpus_results_and_no_division_by_zero() -> None:
+def test_results_match_cpu_without_division_by_zero() -> None:
     on_opencl.require_platform()
     names = empty_operands_sweep.names(SAMPLE)
     assert len(names) > 40

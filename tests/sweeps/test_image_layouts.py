@@ -1,6 +1,6 @@
-"""Results of images are laid out as the CPU's: channels-last in 2 and 3 dimensions, batched and not, with gradients.
+"""Results for images have the CPU's layouts: channels-last in 2 and 3 dimensions, batched and not, with gradients.
 
-A sample; `python tests/sweeps/sweep_process.py image_layouts_sweep.py` goes through the operator database.
+A sample; `python tests/sweeps/sweep_process.py image_layouts_sweep.py` runs the whole operator database.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sweep_process
 SAMPLE = "pool|pad|interpolate|conv[123]d|_norm|unpool|grid_sample|unfold|^add$|^cat$|softmax|flip|roll|cumsum|relu"
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_results_are_laid_out_as_the_cpus(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_layouts_of_results_match_cpu(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = image_layouts_sweep.names(SAMPLE)
     assert len(names) > 60

@@ -1,4 +1,4 @@
-"""Lists of integers of a wrong length are refused as on the CPU; the driver executes nothing."""
+"""Lists of integers of an invalid length raise the CPU's errors. The driver executes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import sweep_process
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_refused_as_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_invalid_lengths_raise_the_cpus_errors(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     found = sweep_process.findings(
         "list_lengths_sweep.py", list_lengths_sweep.names(""), settings, "--samples", "4"

@@ -1,6 +1,6 @@
-"""Overloads of aten, with arguments made from their schemas, neither assert internally nor end the process.
+"""Overloads of aten, with arguments generated from their schemas, neither raise INTERNAL ASSERT nor crash.
 
-Runs a part of them on host devices and on OpenCL. `tests/sweeps/sweep_process.py overloads_sweep.py` runs all.
+Runs a sample on host devices and on OpenCL. `tests/sweeps/sweep_process.py overloads_sweep.py` runs all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import sweep_process
 import torch
 
-# What once had an INTERNAL ASSERT or ended the process.
+# Overloads that raised INTERNAL ASSERT or crashed in the past.
 ONCE_WRONG = (
     "aten::kaiser_window", "aten::kaiser_window.beta", "aten::kaiser_window.periodic", "aten::nonzero_static",
     "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_reshape_from_tensor", "aten::_saturate_weight_to_fp16",
@@ -22,7 +22,7 @@ STEP = 40
 
 
 @pytest.mark.parametrize("driver", ["host", "opencl"])
-def test_no_internal_assert_and_no_dead_process(driver: str) -> None:
+def test_no_internal_assert_and_no_crash(driver: str) -> None:
     if driver == "opencl":
         on_opencl.require_platform()
     names = overloads_sweep.names("")
@@ -42,7 +42,7 @@ def test_kaiser_windows(length: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.cpu(), expected, equal_nan=True)
 
 
-def test_kaiser_windows_that_are_none() -> None:
+def test_invalid_kaiser_windows_raise() -> None:
     for options in ({"window_length": -1}, {"window_length": 4, "dtype": torch.int64}):
         with pytest.raises(RuntimeError) as expected:
             torch.kaiser_window(**options)

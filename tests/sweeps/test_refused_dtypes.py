@@ -1,5 +1,6 @@
-"""Dtypes that PyTorch refuses on CPU and CUDA are refused, but for those that are listed here:
-`tests/sweeps/refused_dtypes_sweep.py`, with a driver that executes nothing.
+"""Dtypes that PyTorch refuses on the CPU and on CUDA are refused, except those listed here.
+
+Runs `tests/sweeps/refused_dtypes_sweep.py` with a driver that executes nothing.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ import refused_dtypes_sweep
 import sweep_process
 import torch
 
-# What is served all the same, and why.
+# The exceptions, with reasons.
 SERVED = {
-    r"special\..* (float16|bfloat16)": "computed in float32 and rounded, as all other functions of one number are",
-    r"nn\.functional\.max_pool1d u?int\d+": "composed of max_pool2d, which the CPU has for integers",
-    r"nn\.functional\.dropout complex\d+": "native_dropout, which the CPU has for complex numbers",
+    r"special\..* (float16|bfloat16)": "computed in float32 and rounded, like all other unary functions",
+    r"nn\.functional\.max_pool1d u?int\d+": "composed of max_pool2d, which supports integers on the CPU",
+    r"nn\.functional\.dropout complex\d+": "native_dropout, which supports complex numbers on the CPU",
 }
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_no_dtype_is_served_that_pytorch_refuses_everywhere(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_dtypes_that_pytorch_refuses_everywhere_are_refused(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = refused_dtypes_sweep.names("")
     found = sweep_process.findings("refused_dtypes_sweep.py", names, settings, "--samples", "2")
     assert [one for one in found if not any(re.fullmatch(pattern, one) for pattern in SERVED)] == []
     for pattern in SERVED:
-        assert any(re.fullmatch(pattern, one) for one in found), f"nobody serves {pattern}"
+        assert any(re.fullmatch(pattern, one) for one in found), f"no dtype matches {pattern}"
 
 
 @pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"])
-def test_integers_are_not_pooled_adaptively(name: str) -> None:
+def test_adaptive_pooling_of_integers_is_refused(name: str) -> None:
     x = torch.ones(2, 3, 4, 4, dtype=torch.int64, device="bp")
     with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
         getattr(torch.nn.functional, name)(x if "2d" in name else x[None], 2)

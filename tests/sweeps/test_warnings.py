@@ -1,6 +1,6 @@
-"""PyTorch's warnings come at every call, as on the CPU; the driver executes nothing.
+"""PyTorch's warnings are issued at every call, as on the CPU. The driver executes nothing.
 
-Runs a part of the operator database. `tests/sweeps/sweep_process.py warnings_sweep.py` runs all of it.
+Runs a sample of the operator database. `tests/sweeps/sweep_process.py warnings_sweep.py` runs all of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SAMPLE = (
 )
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_warned_as_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_warnings_match_cpu(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = warnings_sweep.names(SAMPLE)
     assert len(names) > 45
@@ -65,8 +65,8 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_at_every_call(name: str) -> None:
-    """Where a plan is replayed, too."""
+def test_warnings_are_issued_at_every_call(name: str) -> None:
+    """Also when a plan is replayed."""
     words, call = CALLS[name]
     call()  # a fallback may warn once
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""PyTorch's words of warning, against the CPU's: of each sample of the database as it is, in place, and with an `out=`
-of another shape, at the first, the second and the third call, as plans are made by one call and replayed by others.
+"""PyTorch's warnings, compared with the CPU's.
 
-Numbers are not looked at, so that any driver will do.
+Runs each sample of the database as it is, in place, and with `out=`, also of another shape. Each call runs three times,
+because the first call records a plan and later ones replay it. Values are not compared, so any driver works.
 
     TORCH_BACKPLANE_DRIVERS=opencl python tests/sweeps/sweep_process.py warnings_sweep.py --match '^fft'
 """
@@ -25,11 +25,11 @@ from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
-# Of these PyTorch's CPU kernels tell another shape that is required than of the result: that of their own steps.
+# For these, the warnings of PyTorch's CPU kernels name the shape of an intermediate result.
 OTHER_SHAPES = ("kthvalue",)
-# What is found in memory decides the shape of results.
+# The shape of the results depends on values.
 OF_NUMBERS = ("masked_select", "nonzero")
-DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)  # of an operator, the first that it takes
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)  # the first that an operator supports
 OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "out=": torch.ones_like,
     "out= of another shape": lambda one: torch.ones((*one.shape, 2), dtype=one.dtype),
@@ -39,7 +39,7 @@ Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def said(function: Callable[..., Any], call: Arguments, device: torch.device) -> list[str] | None:
-    """The words of warning of one call, without those that are said once in a process; None where it is refused."""
+    """Returns the messages of the warnings of one call, or None if it raises."""
     torch.manual_seed(SEED)
     transfer = Transfer(device)
     with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def said(function: Callable[..., Any], call: Arguments, device: torch.device) ->
 
 
 def forms(op: Any, given: Arguments) -> Iterator[tuple[str, Callable[..., Any], Arguments]]:
-    """(what it is, the function, its arguments): as it is, in place, resized `out=`, expanded and in place."""
+    """Yields (form, function, arguments): as it is, in place, in place on an expanded tensor, with `out=`."""
     yield "", op.op, given
     if op.inplace_variant is not None:
         yield "in place", op.inplace_variant, given
@@ -95,7 +95,7 @@ def sweep(op: Any, samples: int) -> None:
         examples = list(op.sample_inputs("cpu", dtype))
     for sample in random.sample(examples, min(samples, len(examples))):
         for name, function, call in forms(op, (sample.input, tuple(sample.args), dict(sample.kwargs))):
-            said(function, call, CPU)  # what is said once
+            said(function, call, CPU)  # issues the warnings that come once per process
             expected = said(function, call, CPU)
             if expected is None:
                 continue
@@ -105,8 +105,8 @@ def sweep(op: Any, samples: int) -> None:
             sweep_process.call(text)
             found = [said(function, call, DEVICE) for _ in range(3)]
             if None in found:
-                continue  # that is another test's
-            found[0] = [one for one in found[0] or [] if "bp" not in one]  # a fallback's, once
+                continue  # other tests check errors
+            found[0] = [one for one in found[0] or [] if "bp" not in one]  # a fallback warns once
             if any(one != expected for one in found):
                 sweep_process.found(f"{text}: {found}; on the CPU {expected}")
 
