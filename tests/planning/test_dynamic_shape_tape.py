@@ -265,8 +265,8 @@ def test_symbols_compute_like_pytorchs(function: Callable[[Any, Any], Any]) -> N
         tape = Tape(instructions)
         one, other = (kind(tape.size(i, value).node) for i, value in enumerate((7, 3)))
         values: list[Any] = []
-        for other in (other, torch.SymInt(other.node), 2, -5, True, 2.5):
-            for a, b in ((one, other), (other, one)):
+        for operand in (other, torch.SymInt(other.node), 2, -5, True, 2.5):
+            for a, b in ((one, operand), (operand, one)):
                 try:
                     result = function(a, b)
                     values.append((number_now(result), isinstance(result, torch.SymInt)))
