@@ -281,7 +281,8 @@ bool DriverStreams::wait_for_peer(DriverStreams& peer, EventHandle handle, Strea
   constexpr const char* kDoing = "making a stream wait for an event of another device";
   const Event& event = event_of(handle);
   NativeEvent* native = event.native();
-  if (native != nullptr && !(driver_.launcher() != nullptr && driver_.launcher()->waits_for_peers())) {
+  const NativeLauncher* launcher = peer.driver_.launcher(); // the event's, which makes the call
+  if (native != nullptr && !(launcher != nullptr && launcher->waits_for_peers())) {
     return false;
   }
   DriverStream& stream = known(stream_handle);

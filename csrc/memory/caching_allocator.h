@@ -201,6 +201,7 @@ class DeviceCachingAllocator {
   Block* obtain_segment(Lock& lock, Request& request, bool retry);
   Segment* new_segment(const Request& request, char* address, size_t size, size_t page);
   std::optional<MemorySource> source_of(const BlockPool& pool) const;
+  void check_has_not_allocated() const;
   void* take_memory(const std::optional<MemorySource>& source, size_t bytes, c10::StreamId stream);
   void return_memory(const std::optional<MemorySource>& source, void* memory, size_t bytes, c10::StreamId stream);
   void check_takes_any_memory() const;
@@ -240,6 +241,7 @@ class DeviceCachingAllocator {
 
   size_t reserved_ = 0; // bytes from the device, including allocations in progress
   std::optional<MemorySource> source_; // of all pools without a source; nullopt: the device
+  bool has_allocated_ = false; // segments or pages, since the process started
   std::optional<double> fraction_;
   size_t total_memory_ = 0; // of the device
   bool can_reserve_ = false;

@@ -148,6 +148,7 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   for (Block* block : to_map) {
     increase_reserved(pool, block->size);
     stats_.num_device_alloc += 1;
+    has_allocated_ = true;
     history_.record(
         TraceAction::SegmentMap, block->address, block->size, segment->stream, id_of(pool), request.context);
   }

@@ -71,6 +71,7 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
     stats_.oversize_segments.increase(1);
   }
   stats_.num_device_alloc += 1;
+  has_allocated_ = true;
   history_.record(TraceAction::SegmentAlloc, address, size, segment->stream, id_of(*segment->pool), request.context);
   return segment->first;
 }
@@ -116,15 +117,21 @@ void DeviceCachingAllocator::check_takes_any_memory() const {
 void DeviceCachingAllocator::check_may_set_source() {
   check_takes_any_memory();
   Lock lock(mutex_);
-  TORCH_CHECK(
-      stats_.num_device_alloc == 0, "bp:", static_cast<int>(index_),
-      " has already allocated memory, and its allocator can only be changed before that");
+  check_has_not_allocated();
 }
 
 void DeviceCachingAllocator::set_source(MemorySource source) {
-  check_may_set_source();
+  check_takes_any_memory();
   Lock lock(mutex_);
+  check_has_not_allocated();
   source_ = source;
+}
+
+// Called with the lock held.
+void DeviceCachingAllocator::check_has_not_allocated() const {
+  TORCH_CHECK(
+      !has_allocated_, "bp:", static_cast<int>(index_),
+      " has already allocated memory, and its allocator can only be changed before that");
 }
 
 // Changes nothing if it throws.

@@ -156,6 +156,7 @@ def test_invalid_allocators_raise(library: str) -> None:
     with pytest.raises(TypeError, match=r"PluggableAllocator, but got NoneType"):
         torch.bp.change_current_allocator(None)
     torch.ones(1, device="bp")
+    torch.bp.reset_accumulated_memory_stats()
     with pytest.raises(RuntimeError, match="has already allocated memory"):
         torch.bp.change_current_allocator(PluggableAllocator(library, "take", "put"))
 
