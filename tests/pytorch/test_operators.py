@@ -1,7 +1,7 @@
 """Runs PyTorch's operator database on bp and compares with the CPU: out=, variants, layouts, errors, gradients, vmap.
 
-The tests follow PyTorch's `TestCommon`, `TestGradients` and functorch's tests, which PyTorch's wheel does not contain. A
-part of the tests runs by default; `--whole` runs all (`make test-pytorch`).
+The tests follow PyTorch's `TestCommon`, `TestGradients` and functorch's tests, which PyTorch's wheel does not contain.
+A part of the tests runs by default; `--whole` runs all (`make test-pytorch`).
 """
 
 # ruff: noqa: PT009, PT027 - the classes are PyTorch's TestCase
