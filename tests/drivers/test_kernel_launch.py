@@ -630,7 +630,7 @@ def test_incomplete_driver_is_skipped(tmp_path: Path, change: str, message: str)
     assert message in result.stderr
 
 
-def test_a_device_without_a_dialect_refuses_kernels(tmp_path: Path) -> None:
+def test_device_without_a_dialect_rejects_kernels(tmp_path: Path) -> None:
     checked(
         forked.run(
             """

@@ -123,7 +123,7 @@ def test_lockstep_items_take_one_element_and_threads_take_runs() -> None:
     assert not dataclasses.replace(THREADS, float64=False).has_wide_sums
 
 
-def test_few_long_work_items_are_divided() -> None:
+def test_work_of_few_long_groups_is_divided() -> None:
     gpu, processor = Target(compute_units=100), Target.of_kind("cpu", compute_units=100)
     assert [gpu.should_divide(groups, 128) for groups in (1, 800, 801, 1600)] == [True, True, False, False]
     assert [gpu.should_divide(1, steps) for steps in (0, 127, 128, 1 << 20)] == [False, False, True, True]

@@ -14,7 +14,7 @@ MIB = 1024 * KIB
 MIN_BLOCK = 512
 SMALL_SIZE = 1 * MIB  # the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB
-MIN_LARGE = 10 * MIB  # larger requests get a segment of their rounded size
+MIN_LARGE = 10 * MIB  # requests of at least this size get a segment of their rounded size
 ROUND_LARGE = 2 * MIB
 NO_LIMIT = 1 << 62
 

@@ -51,7 +51,7 @@ class MallInfo(ctypes.Structure):
 
 
 def train(device: str) -> None:
-    """Runs training steps with a convolution, a recurrent layer, a linear layer, AMP's scaler and an optimizer."""
+    """Trains for two steps with a convolution, a recurrent layer, a linear layer, AMP's scaler and an optimizer."""
     model = torch.nn.ModuleList([torch.nn.Conv2d(3, 8, 3), torch.nn.LSTM(36, 16), torch.nn.Linear(16, 4)]).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler(torch.device(device).type)

@@ -135,7 +135,7 @@ def run_reduction(
     compute: torch.dtype | None = None,
     form: Form | None = None,
 ) -> Form:
-    """Runs a reduction of `inputs` over `dims` on `target` and returns its form, which is chosen if None."""
+    """Reduces `inputs` over `dims` into `outputs` with kernels for `target`. Returns the form, chosen if None."""
     where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
     form = form or choose_form(target, definition, where, len(outputs))
     run(reduction(OpenCLC(target), "tested", definition, outputs, inputs, where, Options(scalars, compute, form)))
