@@ -114,10 +114,10 @@ def test_infinity_does_not_spread_beyond_its_tiles() -> None:
     out = torch.full((2, 5, 9, 11), 9.0)
     for launch in steps(dialect("cpu"), out, image, weight, None, groups, w):
         run(launch)
-    beside = out.isfinite()
-    assert not beside[0, :, 3:6, 3:6].any()
-    beside[0, :, 2:6, 2:6] = True
-    assert beside.all()
+    finite = out.isfinite()
+    assert not finite[0, :, 3:6, 3:6].any()
+    finite[0, :, 2:6, 2:6] = True
+    assert finite.all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
