@@ -1,8 +1,8 @@
-"""Tests in this folder run on accelerators whose memory the CPU cannot reach.
+"""Runs the tests of this folder on accelerators whose memory the CPU cannot access.
 
-Devices are found once per process, so these tests run in a process of their own, which has bp:0 and bp:1 of the toy
-driver (examples/drivers/toy, no float64) and bp:2 and bp:3 in host memory. Fallbacks do not warn there unless a test
-asks for it.
+A process discovers devices only once, so these tests run in a worker process. It has bp:0 and bp:1 of the toy driver
+(examples/drivers/toy, without float64) and host devices bp:2 and bp:3. Fallbacks do not warn unless a test enables the
+warnings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
 
 @pytest.fixture(autouse=True)
 def _with_worker(worker: Worker) -> None:
-    """Makes the worker known to the hook below for every test."""
+    """Makes the worker available to the hook below for every test."""
 
 
 @pytest.hookimpl(tryfirst=True)

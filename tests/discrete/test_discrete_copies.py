@@ -1,4 +1,4 @@
-"""Copies to, from, within and between devices without host-accessible memory, and everything that reads values."""
+"""Tests copies to, from, within and between devices without host-accessible memory, and functions that read values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def base(device: str, dtype: torch.dtype = torch.float32, start: int = 0) -> Ten
 @pytest.mark.parametrize(
     ("source", "destination"), [pair for pair in itertools.product(DEVICES, DEVICES) if pair != ("cpu", "cpu")]
 )
-def test_any_layout_and_dtype_between_any_two_devices(source: str, destination: str) -> None:
+def test_copies_of_all_layouts_and_dtypes_between_all_devices(source: str, destination: str) -> None:
     dtypes = [
         (torch.float32, torch.float32), (torch.int64, torch.float16), (torch.float32, torch.uint8),
         (torch.complex64, torch.complex64), (torch.float32, torch.complex64),
@@ -72,7 +72,7 @@ def test_pinned_memory_and_non_blocking_copies() -> None:
 
 
 @pytest.mark.parametrize("device", ["bp:0", "bp:1"])
-def test_values_can_be_looked_at(device: str) -> None:
+def test_values_can_be_printed_and_read(device: str) -> None:
     x = torch.tensor([[1.5, -2.0], [float("inf"), 4.0]], device=device)
     assert repr(x) == f"tensor([[ 1.5000, -2.0000],\n        [    inf,  4.0000]], device='{device}')"
     long = repr(torch.arange(5000, device=device).float())
@@ -87,7 +87,7 @@ def test_values_can_be_looked_at(device: str) -> None:
         x.numpy()
 
 
-def test_printing_falls_back_on_nothing() -> None:
+def test_printing_uses_no_fallback_except_cat() -> None:
     from torch_backplane import _C
 
     x = torch.ones(3, device="bp:1")
@@ -96,7 +96,7 @@ def test_printing_falls_back_on_nothing() -> None:
     repr(x)
     assert _C.fallback_counts() == {}
     repr(large)
-    assert set(_C.fallback_counts()) <= {"aten::cat", "aten::cat.out"}  # of the ends
+    assert set(_C.fallback_counts()) <= {"aten::cat", "aten::cat.out"}  # concatenates the first and last elements
 
 
 def test_saving_and_loading() -> None:
@@ -131,7 +131,7 @@ def test_storages() -> None:
     assert x.sum().item() == 12
 
 
-def test_an_address_is_no_place_for_the_cpu() -> None:
+def test_cpu_access_to_device_addresses_crashes() -> None:
     import ctypes
     import os
 
@@ -146,17 +146,17 @@ def test_an_address_is_no_place_for_the_cpu() -> None:
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_out_of_memory_is_torch_s_error_and_the_process_goes_on() -> None:
+def test_out_of_memory_error_and_recovery() -> None:
     torch.accelerator.empty_cache()
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 1024\.00 MiB"):
         torch.empty(1 << 28, device="bp:1")
     held = []
     for _ in range(8):
-        held.append(torch.empty(1 << 23, device="bp:1"))  # 256 MiB in pieces of 32
+        held.append(torch.empty(1 << 23, device="bp:1"))  # 256 MiB in blocks of 32 MiB
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 23, device="bp:1")
     del held
-    assert torch.ones(1 << 25, device="bp:1")[-1].item() == 1  # 128 MiB, from what was cached as pieces of 32
+    assert torch.ones(1 << 25, device="bp:1")[-1].item() == 1  # 128 MiB, after releasing the cached blocks of 32 MiB
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.accelerator.empty_cache()

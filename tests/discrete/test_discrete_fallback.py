@@ -1,4 +1,4 @@
-"""The fallback where arguments are copied to the CPU and results copied back: as on the CPU, in every respect."""
+"""Tests the fallback that copies arguments to the CPU and results back: results must be those of the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_backplane import _C
 
 
 def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The same numbers each time, on the CPU."""
+    """Returns the same random numbers for the same sizes, on the CPU."""
     generator = torch.Generator().manual_seed(sum(sizes) + len(sizes))
     if dtype in (torch.float32, torch.complex64):
         return torch.randn(*sizes, generator=generator, dtype=dtype)
@@ -23,7 +23,7 @@ def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 # --- in-place operators, views and overlap -----------------------------------------------------------------------
-# Each case makes its tensors on the device it is given and returns everything whose value matters.
+# Each case creates tensors on the given device and returns all values to compare.
 
 
 def in_place(device: str) -> Any:
@@ -46,8 +46,8 @@ def in_place_on_a_broadcast_of_its_own_row(device: str) -> Any:
 
 def in_place_with_overlapping_arguments(device: str) -> Any:
     base = numbers(10).to(device)
-    base[:5].add_(base[5:])  # one storage, two ranges
-    base[2:8:2].mul_(base[3:9:2])  # ranges that interleave
+    base[:5].add_(base[5:])  # two ranges of one storage
+    base[2:8:2].mul_(base[3:9:2])  # interleaved ranges
     return base
 
 
@@ -81,7 +81,7 @@ def swapped_storage(device: str) -> Any:
 def index_put(device: str) -> Any:
     x = numbers(5, 6).to(device)
     x[numbers(3, dtype=torch.int64).to(device).clamp(max=4)] = 7.0
-    x[torch.tensor([0, 2])] += 1  # an index from the CPU
+    x[torch.tensor([0, 2])] += 1  # an index on the CPU
     x[x > 1] = -1
     return x
 
@@ -134,7 +134,7 @@ def out_that_is_an_input(device: str) -> Any:
     return x
 
 
-# --- lists, optional tensors, results of several kinds -----------------------------------------------------------
+# --- lists, optional tensors, kinds of results -------------------------------------------------------------------
 
 
 def lists(device: str) -> Any:
@@ -265,7 +265,7 @@ CASES = [
 
 
 def to_cpu(value: Any, device: str) -> Any:
-    """`value` with its tensors on the CPU, after a check that they were on `device`, and their strides beside them."""
+    """Replaces each tensor, which must be on `device`, by (its copy on the CPU, its strides)."""
     if isinstance(value, Tensor):
         assert value.device == torch.device(device), f"a result is on {value.device}"
         return value.detach().cpu(), value.stride() if value.numel() else None
@@ -287,7 +287,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 @pytest.mark.parametrize("device", ["bp:0", "bp:1"])
-def test_as_on_the_cpu(case: str, device: str) -> None:
+def test_fallback_matches_the_cpu(case: str, device: str) -> None:
     run: Callable[[str], Any] = globals()[case]
     torch.accelerator.set_device_index(0)
     with warnings.catch_warnings():
@@ -311,7 +311,7 @@ FLAGS = [{}, {"foreach": True}, {"fused": True}]
 
 @pytest.mark.parametrize("flags", FLAGS, ids=["plain", "foreach", "fused"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_follows_the_cpu(name: str, flags: dict[str, bool]) -> None:
+def test_training_losses_match_the_cpu(name: str, flags: dict[str, bool]) -> None:
     if flags.get("fused") and name not in ("SGD", "Adam", "AdamW", "Adagrad"):
         with pytest.raises(TypeError, match="unexpected keyword argument 'fused'"):
             getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(1, device="bp"))], fused=True)
@@ -351,7 +351,7 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(second("bp:1").cpu(), second("cpu"))
 
 
-def test_a_cast_that_the_device_lacks_stays_outside() -> None:
+def test_backward_through_casts_with_a_cpu_grad_scaler() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     x = numbers(4, 4).to("bp").requires_grad_()
     scaler.scale(x.half().float().sum().cpu()).backward()
@@ -362,7 +362,7 @@ def test_a_cast_that_the_device_lacks_stays_outside() -> None:
 # --- random numbers ----------------------------------------------------------------------------------------------
 
 
-def test_random_numbers_repeat_with_the_seed_and_differ_without() -> None:
+def test_random_numbers_repeat_only_with_the_same_seed() -> None:
     def draw() -> list[Tensor]:
         x = torch.empty(100, device="bp:1")
         return [
@@ -385,14 +385,14 @@ def test_random_numbers_repeat_with_the_seed_and_differ_without() -> None:
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_in_the_kernel_leaves_the_device_usable() -> None:
+def test_device_is_usable_after_a_kernel_error() -> None:
     x = torch.ones(3, 4, device="bp")
     with pytest.raises(RuntimeError, match="must match the size of tensor b"):
         x.add_(torch.ones(5, device="bp"))
     assert x.sum().item() == 12
 
 
-def test_sparse_results_are_refused() -> None:
+def test_sparse_results_are_rejected() -> None:
     with pytest.raises(NotImplementedError, match="parse"):
         torch.eye(3, device="bp").to_sparse()
 
@@ -411,12 +411,12 @@ TOO_WIDE: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("way", TOO_WIDE)
-def test_unsupported_dtypes_are_refused(way: str) -> None:
+def test_unsupported_dtypes_are_rejected(way: str) -> None:
     with pytest.raises(TypeError, match=r"bp:1 \(Toy accelerator 1\) does not support Double"):
         TOO_WIDE[way]()
 
 
-def test_a_supported_dtype_takes_the_values_of_an_unsupported_one() -> None:
+def test_copies_convert_from_unsupported_dtypes() -> None:
     x = torch.tensor([1.5, 2.5], dtype=torch.float64)
     on_toy = torch.zeros(2, device="bp:1")
     on_toy.copy_(x)
@@ -426,7 +426,7 @@ def test_a_supported_dtype_takes_the_values_of_an_unsupported_one() -> None:
     assert x.to("bp:2").copy_(on_toy).cpu().equal(torch.tensor([3.25, 5.25], dtype=torch.float64))
 
 
-def test_the_policy_can_warn_and_raise() -> None:
+def test_fallback_policy_warns_and_raises() -> None:
     x = torch.ones(3, device="bp:1")
     try:
         _C.set_fallback_policy(_C.FallbackPolicy.warn)
@@ -439,12 +439,12 @@ def test_the_policy_can_warn_and_raise() -> None:
         _C.set_fallback_policy(_C.FallbackPolicy.error)
         with pytest.raises(NotImplementedError, match=r"bessel_j1 has no kernel for bp:1 \(Toy accelerator 1\)"):
             torch.special.bessel_j1(x)
-        torch.special.bessel_j1(torch.ones(3, device="bp:2"))  # host-accessible: nothing is copied, nothing forbidden
+        torch.special.bessel_j1(torch.ones(3, device="bp:2"))  # host-accessible: no copies, so no error
     finally:
         _C.set_fallback_policy(_C.FallbackPolicy.silent)
 
 
-def test_results_are_counted_by_the_allocator_and_freed() -> None:
+def test_allocator_counts_and_frees_results() -> None:
     gc.collect()
     before = torch.accelerator.memory_allocated(0)
     x = torch.ones(1000, device="bp:0")

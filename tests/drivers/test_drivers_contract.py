@@ -1,4 +1,4 @@
-"""What the runtime and a Python driver may expect of each other."""
+"""Tests the contract between the runtime and Python drivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driver_packages import MINIMAL, install
 Result = subprocess.CompletedProcess[str]
 Run = Callable[..., Result]
 
-# A driver that writes down how it is called, in `calls` of its module.
+# A driver that records its calls in `calls` of its module.
 NOTING = MINIMAL + '''
 calls = []
 
@@ -41,7 +41,7 @@ TWO = "return [MinimalDevice(), MinimalDevice()]"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run(code, source) with one driver, called `test`, and no other device."""
+    """Returns run(code, source), which installs the source as the driver `test` and runs code with only this driver."""
 
     def call(code: str, source: str = MINIMAL, cls: str = "MinimalDriver", **env: str) -> Result:
         install(tmp_path, "test", source, cls)
@@ -55,10 +55,10 @@ def succeeds(result: Result) -> str:
     return result.stdout
 
 
-# --- the smallest driver -----------------------------------------------------------------------------------------
+# --- synchronous drivers -----------------------------------------------------------------------------------------
 
 
-def test_four_methods_make_a_device(run: Run) -> None:
+def test_minimal_driver_runs_programs(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
@@ -95,7 +95,7 @@ assert total == 1 << 26 and free == total - torch.accelerator.memory_reserved()
     succeeds(run(code))
 
 
-def test_no_more_is_asked_for_than_there_is(run: Run) -> None:
+def test_allocations_do_not_exceed_total_memory(run: Run) -> None:
     code = """
 import torch
 x = torch.ones(1 << 20, device="bp")
@@ -113,7 +113,7 @@ assert sum(sizes) <= 1 << 26, sizes
     assert "Tried to allocate 128.00 MiB" in succeeds(run(code, NOTING))
 
 
-def test_memory_error_means_out_of_memory_and_is_tried_again(run: Run) -> None:
+def test_memory_error_empties_the_cache_and_retries(run: Run) -> None:
     source = NOTING.replace("return bytearray(nbytes)", "return full(nbytes)") + '''
 held = 0
 def full(nbytes):
@@ -131,7 +131,7 @@ MinimalDevice.free = free
 import torch
 x = torch.ones(8 << 20, dtype=torch.uint8, device="bp")
 del x                                                          # cached: 20 MiB
-y = torch.ones(36 << 20, dtype=torch.uint8, device="bp")       # fits when the cache is given back
+y = torch.ones(36 << 20, dtype=torch.uint8, device="bp")       # fits after the cache is released
 try:
     torch.ones(8 << 20, dtype=torch.uint8, device="bp")
 except torch.OutOfMemoryError:
@@ -141,7 +141,7 @@ assert y[-1].item() == 1
     assert succeeds(run(code, source)) == "out of memory\n"
 
 
-def test_no_piece_is_larger_than_the_device_has_it(run: Run) -> None:
+def test_allocations_do_not_exceed_the_largest_allocation(run: Run) -> None:
     code = """
 import torch
 for _ in range(2):
@@ -149,7 +149,7 @@ for _ in range(2):
         torch.empty(25 << 20, dtype=torch.uint8, device="bp")
     except torch.OutOfMemoryError as error:
         print(error)
-    x = torch.ones(20 << 18, device="bp")  # which is as much as there may be
+    x = torch.ones(20 << 18, device="bp")  # exactly the largest allocation
     assert x[-1].item() == 1
     del x
 """
@@ -160,7 +160,7 @@ for _ in range(2):
     assert succeeds(run(code, source)).splitlines() == [refused] * 2
 
 
-# Address space is a bytearray, and its pages with memory are counted.
+# Reserved address space is a bytearray; MAPPED records its mapped pages.
 RESERVING = NOTING + '''
 MAPPED, MOST = {}, 24 << 20
 
@@ -196,7 +196,7 @@ for one in (reserve, map, unmap, unreserve):
 '''
 
 
-def test_memory_is_mapped_piecewise(run: Run) -> None:
+def test_expandable_segments_map_memory_in_pages(run: Run) -> None:
     code = """
 import torch
 import driver_test_module as driver
@@ -231,14 +231,14 @@ for _ in range(2):
     succeeds(run(code, RESERVING, PYTORCH_ALLOC_CONF="expandable_segments:True", TORCH_BACKPLANE_FALLBACK="silent"))
 
 
-def test_some_of_the_methods_for_address_space_are_too_few(run: Run) -> None:
+def test_driver_with_only_some_address_space_methods_is_skipped(run: Run) -> None:
     source = MINIMAL + "MinimalDevice.reserve = lambda self, nbytes: bytearray(nbytes)\n"
     result = run("import torch; print(torch.bp.device_count())", source)
     assert succeeds(result) == "0\n"
     assert "overrides reserve; a device that reserves address space also needs unreserve, map, unmap" in result.stderr
 
 
-def test_addresses_become_handles_and_offsets(run: Run) -> None:
+def test_addresses_are_converted_to_handles_and_offsets(run: Run) -> None:
     code = """
 import torch, driver_test_module
 x = torch.arange(1024).to(torch.uint8).to("bp")
@@ -251,7 +251,7 @@ assert y[100:103].tolist() == [100, 101, 102]
 assert call[0] == "copy_out" and id(call[1]) == handle
 assert call[2] == y.data_ptr() - x.data_ptr() + 100 and len(call[3]) == 3 and not call[3].readonly
 del calls[:]
-host = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)    # outlives the memoryview of it
+host = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)    # must outlive its memoryview
 y[5:9].copy_(host)
 (call,) = calls
 assert call[0] == "copy_in" and call[2] == y.data_ptr() - x.data_ptr() + 5 and call[3].tolist() == [1, 2, 3, 4]
@@ -264,7 +264,7 @@ assert (call[2] - call[4], call[5]) == (y.data_ptr() - x.data_ptr() - 4, 4)
     succeeds(run(code, NOTING))
 
 
-def test_peers_are_offered_the_transfer_first(run: Run) -> None:
+def test_copies_between_devices_try_copy_from_peer_first(run: Run) -> None:
     code = """
 import torch, driver_test_module
 from torch_backplane import _C
@@ -305,9 +305,9 @@ PARTS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("part", ["", "def copy("])
-def test_the_driver_in_the_documentation_works(run: Run, part: str) -> None:
+def test_documented_driver_works(run: Run, part: str) -> None:
     source = DOCUMENTED
-    if part:  # methods that the page adds
+    if part:  # optional methods of the page
         (methods,) = [one for one in PARTS if part in one]
         source += f"\nclass More(MyDevice):\n{methods}\nMyDriver.devices = lambda self: [More()]\n"
     code = """
@@ -324,7 +324,7 @@ except TypeError as error:
     assert succeeds(run(code, source, "MyDriver")).startswith("bp:0 (My accelerator) does not support Double; ")
 
 
-def test_the_asynchronous_driver_in_the_documentation_works(run: Run) -> None:
+def test_documented_asynchronous_driver_works(run: Run) -> None:
     (queues,) = [part for part in PARTS if "(MyDevice)" in part]
     source = f"{DOCUMENTED}\n{queues}\nMyDriver.devices = lambda self: [MyAsynchronousDevice()]\n"
     code = """
@@ -347,7 +347,7 @@ assert y.tolist() == [0, 2, 6, 12, 20, 30]
 # --- host-accessible memory --------------------------------------------------------------------------------------
 
 
-def test_host_accessible_memory_is_used_where_it_is(run: Run) -> None:
+def test_host_accessible_memory_is_used_in_place(run: Run) -> None:
     source = IN_HOST_MEMORY + NOTING[len(MINIMAL):]
     code = """
 import ctypes, torch, driver_test_module
@@ -360,12 +360,12 @@ assert list((ctypes.c_float * 6).from_address(y.data_ptr())) == [0, 2, 6, 12, 20
     succeeds(run(code, source))
 
 
-def test_the_hosts_part_has_one_team_of_threads_without_a_queue_for_it(run: Run) -> None:
+def test_cpu_calls_start_no_new_threads(run: Run) -> None:
     code = """
 import os, torch
 from torch_backplane.planning import call_on_cpu
 torch.set_num_threads(4)
-x = torch.randint(9, (500, 500), device="bp").float()  # sums are exact, whatever library multiplies
+x = torch.randint(9, (500, 500), device="bp").float()  # integers: sums are exact in any order
 out = torch.empty_like(x)
 seen = []
 for _ in range(4):
@@ -442,7 +442,7 @@ MinimalDevice.copy_out = copy_out
 '''
 
 
-def test_what_a_driver_raises_comes_out_as_it_was(run: Run) -> None:
+def test_driver_exceptions_reach_the_caller_unchanged(run: Run) -> None:
     code = """
 import torch, traceback, driver_test_module as module
 from torch_backplane import _C
@@ -464,7 +464,7 @@ assert (x * x).sum().item() == 3
     succeeds(run(code, RAISING))
 
 
-def test_an_error_in_allocate_is_no_memory_shortage(run: Run) -> None:
+def test_other_errors_in_allocate_are_not_out_of_memory(run: Run) -> None:
     source = MINIMAL.replace("return bytearray(nbytes)", "raise RuntimeError('firmware crashed')")
     result = run('import torch; torch.empty(1, device="bp")', source)
     assert result.stderr.strip().endswith("RuntimeError: firmware crashed")
@@ -480,7 +480,7 @@ del event
 try:
     event = torch.Event("bp")
     event.record()
-    raise KeyError("kept")        # the event goes while this is on its way
+    raise KeyError("kept")        # the event is destroyed while this error is handled
 except KeyError as error:
     del event
     assert error.args == ("kept",)
@@ -491,7 +491,7 @@ print("alive")
     assert result.stderr.count("ZeroDivisionError") == 2
 
 
-def test_wrong_numbers_are_no_streams(run: Run) -> None:
+def test_external_stream_rejects_invalid_handles(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
@@ -507,7 +507,7 @@ except RuntimeError as error:
 @pytest.mark.parametrize(
     "how", ["", "import sys; sys.exit(0)", "import threading; threading.Thread(target=use).start()"]
 )
-def test_the_end_of_the_process_is_quiet(how: str, tmp_path: Path, run_python: Run) -> None:
+def test_process_exit_prints_nothing(how: str, tmp_path: Path, run_python: Run) -> None:
     from driver_packages import python_path
 
     install(tmp_path, "test", MINIMAL, "MinimalDriver")
@@ -518,7 +518,7 @@ torch.kept = torch.ones(3, device="bp")     # outlives this module
 torch.kept_event = torch.Event("bp"); torch.kept_event.record()
 torch.kept_stream = torch.Stream("bp")
 pinned = torch.ones(3).pin_memory()
-kept.copy_(pinned, non_blocking=True)       # pinned memory goes after Python has begun to end
+kept.copy_(pinned, non_blocking=True)       # pinned memory is freed during interpreter shutdown
 def use():
     for _ in range(20):
         (kept + 1).sum().item()
@@ -535,7 +535,7 @@ def use():
 ASYNCHRONOUS = (paths.SUPPORT / "asynchronous_driver.py").read_text()
 
 
-def test_streams_run_on_while_the_program_does(run: Run) -> None:
+def test_streams_run_asynchronously(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
@@ -563,7 +563,7 @@ assert start.elapsed_time(end) >= 20
     succeeds(run(code, ASYNCHRONOUS, "AsynchronousDriver"))
 
 
-def test_the_fallback_waits_for_its_arguments(run: Run) -> None:
+def test_fallback_waits_for_its_arguments(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
@@ -580,12 +580,12 @@ assert x.to("bp:1").cpu().equal(host + 1)
     succeeds(run(code, ASYNCHRONOUS, "AsynchronousDriver"))
 
 
-def test_threads_do_not_lock_each_other_out(run: Run) -> None:
+def test_threads_do_not_deadlock(run: Run) -> None:
     code = """
 import gc, sys, threading, torch
 from torch_backplane import _C
 _C.set_fallback_policy(_C.FallbackPolicy.silent)
-sys.setswitchinterval(1e-5)      # the GIL changes hands inside every call of the driver
+sys.setswitchinterval(1e-5)      # switches threads within every call of the driver
 errors = []
 def work(index):
     try:
@@ -615,7 +615,7 @@ print("done")
 
 # --- pinned host memory ------------------------------------------------------------------------------------------
 
-# Writes down what is pinned, for each device, and refuses to pin more than `most` bytes.
+# Records pinned memory by device, and raises MemoryError for more than `most` bytes.
 PINNING = ASYNCHRONOUS + """
 import ctypes
 
@@ -666,10 +666,10 @@ def give_back():
 """
 
 
-def test_blocks_are_pinned_for_the_devices_in_use(run: Run) -> None:
+def test_host_blocks_are_pinned_for_devices_in_use(run: Run) -> None:
     succeeds(run(PINNED + """
 early = pinned(5000)
-assert early.is_pinned() and calls() == []  # no device is in use
+assert early.is_pinned() and calls() == []  # no device has been used
 x = torch.empty(5000, dtype=torch.uint8, device="bp:0")
 assert calls() == [("pin", "0", 8192)] and is_pinned_by(0, early)
 x.copy_(early, non_blocking=True)
@@ -682,7 +682,7 @@ assert sorted(calls()) == [("pin", "1", 4096)] * 3 + [("pin", "1", 8192)]
 address = more.pop().data_ptr()
 assert more[0].data_ptr() != address
 again = pinned(10)
-assert again.data_ptr() == address and calls() == []  # the block is used again as it is
+assert again.data_ptr() == address and calls() == []  # reuses the pinned block
 assert is_pinned_by(0, again) and is_pinned_by(1, again)
 del early, more, again
 give_back()
@@ -691,7 +691,7 @@ assert not drivers.device(0).pins and not drivers.device(1).pins
 """, PINNING, "AsynchronousDriver"))  # fmt: skip
 
 
-def test_a_block_is_unpinned_when_the_streams_that_use_it_have_passed(run: Run) -> None:
+def test_blocks_are_unpinned_after_their_streams_complete(run: Run) -> None:
     succeeds(run(PINNED + """
 x = torch.zeros(1 << 20, dtype=torch.uint8, device="bp:0")
 host = pinned(1 << 20)
@@ -701,7 +701,7 @@ _C.sleep(60_000)
 x.copy_(host, non_blocking=True)
 del host
 give_back()
-assert calls() == []  # the copy is still to come
+assert calls() == []  # the copy is pending
 driver.awake.set()
 torch.bp.synchronize()
 give_back()
@@ -710,7 +710,7 @@ assert x.sum().item() == 1 << 20
 """, PINNING, "AsynchronousDriver"))  # fmt: skip
 
 
-def test_what_cannot_be_pinned_is_out_of_memory_and_smaller_blocks_go_on(run: Run) -> None:
+def test_pin_failure_is_out_of_memory_and_smaller_blocks_succeed(run: Run) -> None:
     succeeds(run(PINNED + """
 x, y = torch.empty(1, device="bp:0"), torch.empty(1, device="bp:1")
 driver.most["1"] = 1 << 20
@@ -732,7 +732,7 @@ for _ in range(2):
 """, PINNING, "AsynchronousDriver"))  # fmt: skip
 
 
-def test_an_older_block_that_cannot_be_pinned_is_one_warning(run: Run) -> None:
+def test_pin_failure_of_older_blocks_gives_one_warning(run: Run) -> None:
     result = run(PINNED + """
 older = [pinned(1 << 21), pinned(1 << 21), pinned(100)]
 driver.most["0"] = 1 << 20
@@ -748,7 +748,7 @@ assert calls() == [("pin", "0", 4096), ("unpin", "0", 4096)]
     assert result.stderr.count(text) == 1
 
 
-def test_other_errors_of_pin_come_out_as_they_are_and_those_of_unpin_are_printed(run: Run) -> None:
+def test_pin_errors_are_raised_and_unpin_errors_printed(run: Run) -> None:
     result = run(PINNED + """
 older = pinned(100)
 fine = driver.AsynchronousDevice.pin
@@ -761,7 +761,7 @@ def fails(call):
         assert error.args == ("cable 7",)
     else:
         raise AssertionError("no error")
-fails(lambda: torch.empty(1, device="bp:0"))  # pins the older one
+fails(lambda: torch.empty(1, device="bp:0"))  # pins the older block
 x = torch.empty(1, device="bp:0")
 fails(lambda: pinned(100))
 driver.AsynchronousDevice.pin = fine
@@ -777,7 +777,7 @@ assert is_pinned_by(0, again)
     assert result.stderr.count("ZeroDivisionError") >= 1
 
 
-def test_a_lost_device_is_not_asked_to_unpin(run: Run) -> None:
+def test_lost_device_does_not_unpin(run: Run) -> None:
     source = PINNING + """
 from torch_backplane.drivers import DeviceError
 def copy_out(self, *arguments): raise DeviceError("it caught fire", lost=True)
@@ -818,7 +818,7 @@ assert is_pinned_by(0, host) and calls() == []
 """, PINNING, "AsynchronousDriver"))  # fmt: skip
 
 
-def test_garbage_inside_a_call_of_the_driver_is_unpinned_later(run: Run) -> None:
+def test_blocks_freed_during_a_driver_call_are_unpinned_later(run: Run) -> None:
     source = PINNING + """
 inside, held = [], []
 fill = AsynchronousDevice.copy_in
@@ -833,7 +833,7 @@ def checked_unpin(self, handle):
     unpin(self, handle)
 AsynchronousDevice.unpin = checked_unpin
 """
-    settings = {"PYTORCH_ALLOC_CONF": "pinned_max_cached_size_mb:1"}  # larger blocks go at once
+    settings = {"PYTORCH_ALLOC_CONF": "pinned_max_cached_size_mb:1"}  # larger blocks are not cached
     result = run(PINNED + """
 x = torch.empty(4, device="bp:0")
 driver.held.append(pinned(2 << 20))
@@ -847,7 +847,7 @@ assert calls() == [("unpin", "0", 2 << 20), ("pin", "0", 4096)]
     assert not result.stderr
 
 
-def test_threads_that_pin_and_give_back_do_not_lock_each_other_out(run: Run) -> None:
+def test_threads_that_pin_and_unpin_do_not_deadlock(run: Run) -> None:
     code = """
 import sys
 sys.setswitchinterval(1e-5)
@@ -874,7 +874,7 @@ assert not drivers.device(0).pins and not drivers.device(1).pins
 
 
 @pytest.mark.parametrize("discrete", ["0", "1"])
-def test_pins_of_memory_that_the_host_sees_where_it_is_hidden(run: Run, discrete: str) -> None:
+def test_driver_with_host_memory_pins_whether_hidden_or_not(run: Run, discrete: str) -> None:
     source = IN_HOST_MEMORY + PINNING[len(ASYNCHRONOUS) :].replace("AsynchronousDevice", "MinimalDevice")
     succeeds(run(PINNED + """
 x, host = torch.empty(100, dtype=torch.uint8, device="bp"), pinned(100)
@@ -887,14 +887,14 @@ assert len(calls()) == 1
 
 
 @pytest.mark.parametrize(("one", "other"), [("pin", "unpin"), ("unpin", "pin")])
-def test_one_of_the_methods_for_pinning_is_too_few(run: Run, one: str, other: str) -> None:
+def test_driver_with_only_one_pinning_method_is_skipped(run: Run, one: str, other: str) -> None:
     source = MINIMAL + f"MinimalDevice.{one} = lambda self, argument: None\n"
     result = run("import torch; print(torch.bp.device_count())", source)
     assert succeeds(result) == "0\n"
     assert f"overrides {one}; a device that pins host memory also needs {other}" in result.stderr
 
 
-def test_the_end_of_a_process_with_pinned_memory_is_quiet(tmp_path: Path, run_python: Run) -> None:
+def test_process_exit_with_pinned_memory_prints_nothing(tmp_path: Path, run_python: Run) -> None:
     from driver_packages import python_path
 
     install(tmp_path, "test", PINNING, "AsynchronousDriver")

@@ -1,4 +1,4 @@
-"""How drivers are found, ordered, chosen by the user, and refused."""
+"""Tests how drivers are discovered, ordered, selected by the user, and skipped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import torch
 from torch_backplane import _C
 print(" ".join(f"{p.driver}/{p.name}" for p in map(_C.device_properties, range(torch.accelerator.device_count()))))
 """
-# As LIST, with what went wrong where device_count() would answer 0.
+# Like LIST, but raises an error where device_count() returns 0.
 USE = 'import torch; print(torch.empty(1, device="bp:0").device)'
 
-# Two devices that can be told apart.
+# A driver with two devices of different names.
 PAIR = MINIMAL.replace("return [MinimalDevice()]", "return [named('first'), named('second')]") + '''
 def named(name):
     device = MinimalDevice()
@@ -33,7 +33,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run(code, **env) with the drivers installed in tmp_path, one host device, and no OpenCL platform."""
+    """Returns run(code, **env) with the drivers installed in tmp_path, one host device, and no OpenCL platform."""
     defaults = {
         "TORCH_BACKPLANE_DRIVERS": None,
         "TORCH_BACKPLANE_HOST_DEVICES": "1",
@@ -52,10 +52,10 @@ def error_of(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
-# --- finding and ordering ----------------------------------------------------------------------------------------
+# --- discovery and order -----------------------------------------------------------------------------------------
 
 
-def test_hardware_is_numbered_before_the_host(run: Run, tmp_path: Path) -> None:
+def test_other_devices_precede_host_devices(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "zebra", MINIMAL, "MinimalDriver")
     install(tmp_path, "ant", MINIMAL, "MinimalDriver")
     listed = run(LIST)
@@ -70,18 +70,18 @@ def test_priority_orders_drivers(run: Run, tmp_path: Path) -> None:
     assert listed.stdout.endswith("ant/Minimal\n")
 
 
-def test_gpus_of_any_driver_come_first_and_cpus_last(run: Run, tmp_path: Path) -> None:
+def test_gpus_come_first_and_cpus_last(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "ant", MINIMAL.replace("1 << 26", "1 << 26, kind='cpu'"), "MinimalDriver")
     install(tmp_path, "bee", MINIMAL, "MinimalDriver")
     mixed = PAIR.replace("1 << 26)\n    return", "1 << 26, kind='gpu' if name == 'second' else 'cpu')\n    return")
     install(tmp_path, "zebra", mixed, "MinimalDriver")
     listed = run(LIST)
     assert listed.stdout.startswith("zebra/second bee/Minimal ant/Minimal zebra/first host/")
-    named = run(LIST, TORCH_BACKPLANE_DRIVERS="ant,zebra")  # the user's order, and the driver's own within it
+    named = run(LIST, TORCH_BACKPLANE_DRIVERS="ant,zebra")  # the user's order of drivers; the drivers' order of devices
     assert named.stdout == "ant/Minimal zebra/first zebra/second\n"
 
 
-def test_the_environment_names_and_orders_drivers(run: Run, tmp_path: Path) -> None:
+def test_environment_variable_selects_and_orders_drivers(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "ant", MINIMAL, "MinimalDriver")
     install(tmp_path, "bee", MINIMAL, "MinimalDriver")
     assert names(run(LIST, TORCH_BACKPLANE_DRIVERS="bee, ant")) == ["bee", "ant"]
@@ -109,7 +109,7 @@ assert not torch_backplane._C.is_discovered()
     assert result.returncode == 0, result.stderr
 
 
-def test_visible_devices_picks_and_orders(run: Run, tmp_path: Path) -> None:
+def test_visible_devices_selects_and_orders_devices(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "pair", PAIR, "MinimalDriver")
     listed = run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="pair:1,host:0,pair:0")
     assert listed.stdout.startswith("pair/second host/")
@@ -118,7 +118,7 @@ def test_visible_devices_picks_and_orders(run: Run, tmp_path: Path) -> None:
     assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="")) == []
 
 
-def test_the_example_installs_with_pip(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_example_driver_installs_with_pip(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     source = shutil.copytree(EXAMPLES / "toy", tmp_path_factory.mktemp("toy") / "toy")  # setuptools builds in place
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     built = subprocess.run(
@@ -135,13 +135,13 @@ BROKEN = {
     "devices() raises": (
         MINIMAL.replace("return [MinimalDevice()]", "raise RuntimeError('no firmware')"), "RuntimeError: no firmware"
     ),
-    "a ValueError of the driver's own is a failure, too": (
+    "devices() raises ValueError": (
         MINIMAL.replace("return [MinimalDevice()]", "return [int('many')]"), "ValueError: invalid literal"
     ),
     "the module cannot be imported": ("import missing_library", "No module named 'missing_library'"),
     "the class is missing": ("", "has no attribute 'MinimalDriver'"),
-    "the class is no driver": ("class MinimalDriver: pass", "is not a subclass of torch_backplane.drivers.Driver"),
-    "a device is no device": (
+    "the class is not a Driver": ("class MinimalDriver: pass", "is not a subclass of torch_backplane.drivers.Driver"),
+    "a device is not a Device": (
         MINIMAL.replace("[MinimalDevice()]", "['gpu0']"), "'gpu0', which is not a torch_backplane.drivers.Device"
     ),
     "a method is missing": (MINIMAL.replace("def free", "def free_"), "Can't instantiate abstract class"),
@@ -159,11 +159,11 @@ BROKEN = {
     "unknown kind": (
         MINIMAL.replace("1 << 26", "1 << 26, kind='tpu'"), "kind is 'tpu', and must be one of gpu, accelerator, cpu"
     ),
-    "a target of its own making": (
+    "the target is not a Target": (
         MINIMAL.replace("1 << 26", "1 << 26, target={'simt': False}"),
         "target is {'simt': False}, and must be a torch_backplane.kernels.Target, or None",
     ),
-    "an absurd target": (
+    "an invalid target": (
         "from torch_backplane.kernels import Target\n"
         + MINIMAL.replace("1 << 26", "1 << 26, target=Target(local_memory=-1)"),
         "ValueError: Target.local_memory is -1, and must be a whole number of bytes, 0 or more",
@@ -171,11 +171,11 @@ BROKEN = {
     "host-accessible without addresses": (
         MINIMAL.replace("1 << 26", "1 << 26, address_space='host'"), "but no address() method"
     ),
-    "half an asynchronous device": (
+    "an asynchronous device without all methods": (
         MINIMAL.replace("    def free", "    def create_stream(self, priority): return object()\n    def free"),
         "an asynchronous device also needs query_stream, synchronize_stream",
     ),
-    "it uses bp while it is asked": (
+    "it uses bp during discovery": (
         MINIMAL.replace("return [MinimalDevice()]", "import torch; return [torch.empty(1, device='bp')]"),
         "used bp devices during discovery",
     ),
@@ -183,12 +183,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_driver_is_skipped_with_one_warning(run: Run, tmp_path: Path, kind: str) -> None:
+def test_broken_driver_is_skipped_with_one_warning(run: Run, tmp_path: Path, kind: str) -> None:
     source, reason = BROKEN[kind]
     install(tmp_path, "broken", source, "MinimalDriver")
     install(tmp_path, "good", MINIMAL, "MinimalDriver")
     result = run(
-        "import warnings; warnings.simplefilter('always')\n"  # a second warning would show
+        "import warnings; warnings.simplefilter('always')\n"  # also show a repeated warning
         f"{LIST}\nfrom torch_backplane import drivers; print(drivers.failures()['broken'])"
     )
     assert result.returncode == 0, result.stderr
@@ -199,7 +199,7 @@ def test_a_broken_driver_is_skipped_with_one_warning(run: Run, tmp_path: Path, k
     assert reason in result.stderr
 
 
-def test_a_name_claimed_twice_belongs_to_nobody(run: Run, tmp_path: Path) -> None:
+def test_driver_name_of_two_packages_is_skipped(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "twin", MINIMAL, "MinimalDriver", distribution="one")
     install(tmp_path, "twin", MINIMAL, "MinimalDriver", distribution="two")
     result = run(LIST)
@@ -207,7 +207,7 @@ def test_a_name_claimed_twice_belongs_to_nobody(run: Run, tmp_path: Path) -> Non
     assert result.stderr.count("driver 'twin' is skipped: several packages claim the name: one_module") == 1
 
 
-def test_our_own_driver_keeps_its_name(run: Run, tmp_path: Path) -> None:
+def test_packages_cannot_replace_built_in_drivers(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "host", MINIMAL, "MinimalDriver")
     result = run(LIST)
     assert names(result)[0] == "host"
@@ -215,7 +215,7 @@ def test_our_own_driver_keeps_its_name(run: Run, tmp_path: Path) -> None:
     assert result.stderr.count("driver 'host' is torch_backplane.drivers.host:HostDriver; other packages") == 1
 
 
-# --- settings that are wrong -------------------------------------------------------------------------------------
+# --- invalid settings --------------------------------------------------------------------------------------------
 
 WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: host"),
@@ -243,13 +243,13 @@ def test_wrong_settings_are_errors(run: Run, settings: dict[str, str], message: 
     assert message in error_of(run(USE, **settings))
 
 
-def test_choosing_a_driver_that_failed_is_an_error(run: Run, tmp_path: Path) -> None:
+def test_selecting_a_failed_driver_is_an_error(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "broken", BROKEN["devices() raises"][0], "MinimalDriver")
     message = error_of(run(USE, TORCH_BACKPLANE_VISIBLE_DEVICES="broken:0"))
     assert "names the driver 'broken', which failed: RuntimeError: no firmware" in message
 
 
-def test_a_driver_may_refuse_its_own_settings(run: Run, tmp_path: Path) -> None:
+def test_drivers_can_reject_their_settings(run: Run, tmp_path: Path) -> None:
     install_toy(tmp_path)
     assert "TOY_MEMORY='lots' is not a size" in error_of(run(USE, TOY_MEMORY="lots"))
 

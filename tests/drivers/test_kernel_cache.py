@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: what it keeps, how large it gets, and who may use it at the same time."""
+"""Tests the disk cache of compiled kernels: eviction, size limit and concurrent use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from torch_backplane.drivers import SettingError, kernel_cache
 
-SIZE = 10_000  # bytes of a payload; an entry is a little larger
+SIZE = 10_000  # bytes of a payload; an entry is slightly larger
 
 
 @pytest.fixture
@@ -42,25 +42,25 @@ def total(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_least_recently_used_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_entries_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         store(number, used_ago=1000 - number)
-    kernel_cache.load(name(0))  # used now, though written first
+    kernel_cache.load(name(0))  # the oldest entry becomes the most recently used
     monkeypatch.setenv("TORCH_BACKPLANE_CACHE_SIZE", "80KB")
-    monkeypatch.setattr(kernel_cache, "_written", -1)  # as a new process
+    monkeypatch.setattr(kernel_cache, "_written", -1)  # the state of a new process
     store(10)
     assert kept(range(11)) == [0, 5, 6, 7, 8, 9, 10]
     assert total(folder) <= 80 * 1024 * 7 // 8
 
 
-def test_nothing_goes_below_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_removed_below_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_BACKPLANE_CACHE_SIZE", "200KB")
     for number in range(20):
         store(number)
     assert kept(range(20)) == list(range(20))
 
 
-def test_a_process_looks_again_after_a_sixteenth_of_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_checked_after_writing_a_sixteenth_of_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_BACKPLANE_CACHE_SIZE", "1MiB")
     for number in range(300):
         store(number, used_ago=1000 - number)
@@ -69,14 +69,14 @@ def test_a_process_looks_again_after_a_sixteenth_of_the_limit(folder: Path, monk
     assert kept(range(290, 300)) == list(range(290, 300))
 
 
-def test_an_entry_beyond_the_limit_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_larger_than_the_limit_is_not_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_BACKPLANE_CACHE_SIZE", "8KB")
     store(1)
     assert kept(range(2)) == []
     assert not folder.exists()
 
 
-def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed(folder: Path) -> None:
     old, fresh = folder / "ab" / ".abandoned", folder / "ab" / ".being-written"
     old.parent.mkdir(parents=True)
     for path in (old, fresh):
@@ -87,7 +87,7 @@ def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
     assert not old.exists()
 
 
-def test_processes_that_write_read_and_remove_at_the_same_time(folder: Path) -> None:
+def test_processes_use_the_cache_concurrently(folder: Path) -> None:
     code = f"""
 import sys
 from torch_backplane.drivers import kernel_cache
@@ -111,7 +111,7 @@ for number in range(start, start + 300):
     assert not [path for path in folder.rglob(".*") if path.is_file()]
 
 
-def test_a_malformed_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_cache_size_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_backplane.drivers.opencl import OpenCLDriver
 
     monkeypatch.setenv("TORCH_BACKPLANE_CACHE_SIZE", "much")

@@ -1,7 +1,7 @@
-"""Kernels of Python drivers: builds in the background, launches in stream order, the native launcher of OpenCL.
+"""Tests kernels of Python drivers: asynchronous builds, launches in stream order, and OpenCL's native launcher.
 
-Each test runs in a process of its own: with OpenCL where there is a platform, and with a driver written here, whose
-kernels are Python functions, and which builds when it is told to.
+Each test runs in a separate process, on OpenCL devices or on the driver below, whose kernels are Python functions and
+whose builds wait for an event.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# What each test begins with: kernels that compute `o = a + alpha * b` and `o = a * b`, and how to launch them.
+# Prepended to each test's code: kernels that compute `o = a + alpha * b` and `o = alpha * a * b`, and launch helpers.
 OPENCL = '''
 import struct, threading, torch
 from torch_backplane import _C, drivers
 from torch_backplane.drivers import builds
 from torch_backplane.drivers.opencl import compiler
 
-compiler.KEEP_THEIR_OWN = ()  # of one kernel at a time, PoCL may be asked for the binary
+compiler.KEEP_THEIR_OWN = ()  # use the kernel cache on PoCL too: these tests can query its binaries safely
 
 PARAMETERS = """(global const float* a_base, const ulong a_offset, global const float* b_base, const ulong b_offset,
     global float* o_base, const ulong o_offset, const float alpha, const uint count) {
@@ -44,7 +44,7 @@ def launch(kernel, a, b, o, alpha=1.0, stream=None, times=1):
 def bp(*values): return torch.tensor(values, dtype=torch.float32, device="bp")
 '''
 
-# A driver without a native launcher. A kernel's text is `lambda arrays, numbers: …`; `gate` holds builds up.
+# A driver without a native launcher. A kernel's text is `lambda arrays, numbers: …`; builds wait for `gate`.
 TOY_DRIVER = '''
 import struct, threading, time
 from asynchronous_driver import AsynchronousDevice
@@ -99,7 +99,7 @@ def checked(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedPro
 
 @pytest.fixture
 def run(platform: None, tmp_path: Path) -> Run:
-    """run(code, **env) with OpenCL's devices and a kernel cache of the test's own."""
+    """Returns run(code, **env), which uses the OpenCL devices and an empty kernel cache."""
 
     def call(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         env = {"TORCH_BACKPLANE_DRIVERS": "opencl", "TORCH_BACKPLANE_CACHE_DIR": str(tmp_path / "cache")} | env
@@ -110,7 +110,7 @@ def run(platform: None, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Run:
-    """toy(code, **env) with the driver in Python."""
+    """Returns toy(code, **env), which uses the driver in Python."""
     driver_packages.install(tmp_path, "gated", TOY_DRIVER, "KernelDriver")
     (tmp_path / "asynchronous_driver.py").write_text(
         (paths.SUPPORT / "asynchronous_driver.py").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def toy(tmp_path: Path) -> Run:
 # --- OpenCL ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_computes(run: Run) -> None:
+def test_a_kernel_computes_its_results(run: Run) -> None:
     run("""
 assert _C.device_properties(0).dialect == "OpenCL C"
 a, b = torch.randn(1000), torch.randn(1000)
@@ -137,7 +137,7 @@ _C.destroy_kernel(0, add)
 """)
 
 
-def test_views_have_their_offset(run: Run) -> None:
+def test_views_pass_their_offset(run: Run) -> None:
     run("""
 a, o = torch.arange(32.0).to("bp"), torch.zeros(32, device="bp")
 add = compile(ADD, "add")
@@ -148,10 +148,10 @@ assert torch.equal(o.cpu(), expected)
 """)
 
 
-def test_unchanged_arguments_of_other_launches_do_not_stick(run: Run) -> None:
+def test_launches_do_not_reuse_arguments_of_other_launches(run: Run) -> None:
     run("""
 add = compile(ADD, "add")
-big = [torch.full((1 << 22,), float(i), device="bp") for i in range(3)]  # a segment each
+big = [torch.full((1 << 22,), float(i), device="bp") for i in range(3)]  # each in its own segment
 for alpha in (1.0, 2.0):
     for i, j in ((0, 1), (1, 2), (2, 0)):
         o = torch.zeros(16, device="bp")
@@ -160,7 +160,7 @@ for alpha in (1.0, 2.0):
 """)
 
 
-def test_memory_that_was_freed_and_made_anew(run: Run) -> None:
+def test_memory_that_was_freed_and_allocated_again(run: Run) -> None:
     run("""
 add = compile(ADD, "add")
 for value in range(8):
@@ -172,7 +172,7 @@ for value in range(8):
 """)
 
 
-def test_two_threads_launch_one_kernel(run: Run) -> None:
+def test_threads_launch_the_same_kernel(run: Run) -> None:
     run("""
 add = compile(ADD, "add")
 failures = []
@@ -195,14 +195,14 @@ assert not failures, failures
 """)
 
 
-def test_launches_before_the_builds_are_done_run_in_order(run: Run) -> None:
+def test_launches_of_unbuilt_kernels_run_in_order(run: Run) -> None:
     run("""
 a, b = bp(*[1.0] * 16), bp(*[3.0] * 16)
 add, multiply = compile(ADD, "add"), compile(MULTIPLY, "multiply")
 for _ in range(3):
     launch(add, a, b, a)       # a = a + 3
     launch(multiply, a, b, a)  # a = 3 a
-a.add_(0)  # through the host: a copy out and a copy in
+a.add_(0)
 launch(add, a, b, a)
 assert a.tolist() == [((((1 + 3) * 3) + 3) * 3 + 3) * 3 + 3.0] * 16
 """)
@@ -219,7 +219,7 @@ try:
     raise AssertionError("no error")
 except RuntimeError as error:
     message = str(error)
-torch.bp.synchronize()  # it is raised once
+torch.bp.synchronize()  # the error is raised only once
 for part in ("aten::broken_op", "kernel broken", "BUILD_PROGRAM_FAILURE", "error:", "\\n7\\t  this does not compile"):
     assert part in message, (part, message)
 try:
@@ -256,7 +256,7 @@ assert a.tolist() == [2.0 * i for i in range(16)]
 """)
 
 
-def test_a_launch_of_nothing_is_none(run: Run) -> None:
+def test_launch_with_zero_work_items_does_nothing(run: Run) -> None:
     run("""
 a = bp(1.0)
 _C.launch_kernel(0, compile(ADD, "add"), (0, 1, 1), (16, 1, 1), [])
@@ -271,7 +271,7 @@ create_stream = type(drivers.device(0)).create_stream
 type(drivers.device(0)).create_stream = lambda self, priority: made.append(create_stream(self, priority)) or made[-1]
 
 def held():
-    # A stream that does nothing until the event is set; the driver has no record of that.
+    # A stream that is blocked until the event is set, without the driver's knowledge.
     stream = torch.bp.Stream()
     alarm = cl.UserEvent(drivers.device(0).context)
     cl.enqueue_barrier(made[-1].queue, wait_for=[alarm])
@@ -279,7 +279,7 @@ def held():
 """
 
 
-def test_query_knows_of_native_launches(run: Run) -> None:
+def test_query_includes_native_launches(run: Run) -> None:
     run(f"""
 {HELD_STREAM}
 a = bp(*range(16))
@@ -287,7 +287,7 @@ add = compile(ADD, "add")
 launch(add, a, a, a)
 torch.bp.synchronize()
 stream, go = held()
-assert stream.query()  # so far nobody has given it anything
+assert stream.query()  # nothing was submitted through the runtime
 launch(add, a, a, a, 1.0, stream.stream_id)
 assert not stream.query()
 go()
@@ -316,7 +316,7 @@ assert b.tolist() == [12.0] * 16
 """)
 
 
-def test_a_second_process_loads_what_the_first_one_built(run: Run) -> None:
+def test_second_process_loads_cached_kernels(run: Run) -> None:
     code = """
 a = bp(*range(16))
 launch(compile(ADD, "add"), a, a, a)
@@ -331,7 +331,7 @@ print(drivers.device(0).build_counts())
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "unloadable"])
-def test_a_bad_cache_entry_is_built_again(run: Run, tmp_path: Path, damage: str) -> None:
+def test_damaged_cache_entries_are_rebuilt(run: Run, tmp_path: Path, damage: str) -> None:
     code = """
 a = bp(*range(16))
 launch(compile(ADD, "add"), a, a, a)
@@ -342,7 +342,7 @@ print(drivers.device(0).build_counts()["loaded"])
     assert run(code).stdout == "0\n"
     (entry,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     good = entry.read_bytes()
-    if damage == "unloadable":  # whole, and no binary
+    if damage == "unloadable":  # an intact entry that contains no valid binary
         from torch_backplane.drivers import kernel_cache
 
         entry.write_bytes(kernel_cache._entry(entry.name, b"nonsense"))
@@ -357,7 +357,7 @@ print(drivers.device(0).build_counts()["loaded"])
     assert run(code).stdout == "1\n"
 
 
-def test_a_cache_that_cannot_be_written_is_one_warning(run: Run, tmp_path: Path) -> None:
+def test_unwritable_cache_gives_one_warning(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run(
         """
@@ -372,7 +372,7 @@ builds.wait_for_all()
     assert result.stderr.count("compiled kernels cannot be stored") == 1
 
 
-def test_processes_that_share_the_cache(run: Run, tmp_path: Path) -> None:
+def test_processes_share_the_cache(run: Run, tmp_path: Path) -> None:
     code = """
 import multiprocessing, os
 a = bp(*range(16))
@@ -401,7 +401,7 @@ builds.wait_for_all()
     assert run(code + "print(drivers.device(0).build_counts())").stdout == "{'built': 0, 'loaded': 6}\n"
 
 
-# --- a driver in Python ----------------------------------------------------------------------------------------------
+# --- the driver in Python --------------------------------------------------------------------------------------------
 
 
 def test_a_kernel_in_python(toy: Run) -> None:
@@ -412,7 +412,7 @@ assert o.tolist() == [0] * 4 + [2 + 3.0 * i for i in range(4)] + [0] * 8
 """)
 
 
-def test_what_comes_behind_an_unbuilt_kernel_waits_for_it(toy: Run) -> None:
+def test_commands_after_an_unbuilt_kernel_wait_for_it(toy: Run) -> None:
     toy("""
 a, b, o = bp(1, 2), bp(10, 10), bp(0, 0)
 torch.bp.synchronize()
@@ -421,7 +421,7 @@ slow = compile(entry="slow")
 stream, event = torch.bp.current_stream(), torch.bp.Event()
 hundreds = torch.tensor([100.0, 100.0]).pin_memory()
 launch(slow, a, b, o)         # o = 11, 12
-a.copy_(hundreds, non_blocking=True)  # after the launch has read it
+a.copy_(hundreds, non_blocking=True)  # ordered after the launch that reads it
 launch(slow, a, o, b)         # b = 111, 112
 host = torch.empty(2).pin_memory()
 host.copy_(b, non_blocking=True)
@@ -432,12 +432,12 @@ event.synchronize()
 assert event.query()
 assert host.tolist() == [111, 112]
 assert o.tolist() == [11, 12] and stream.query()
-assert driver.builds == ["slow"]  # once
+assert driver.builds == ["slow"]  # built only once
 """)
 
 
 @pytest.mark.parametrize("before", ["a build", "slow work", "a build, and slow work behind it"])
-def test_a_program_waits_where_much_is_left_to_do(toy: Run, before: str) -> None:
+def test_submission_blocks_while_many_commands_are_pending(toy: Run, before: str) -> None:
     toy(f"""
 import asynchronous_driver
 before = {before!r}
@@ -477,7 +477,7 @@ assert given == 3000 and a.tolist() == [30001, 30002]
 """)
 
 
-def test_other_streams_do_not_wait(toy: Run) -> None:
+def test_other_streams_do_not_wait_for_a_build(toy: Run) -> None:
     toy("""
 a, b, o = bp(1, 2), bp(10, 10), bp(0, 0)
 torch.bp.synchronize()
@@ -489,7 +489,7 @@ side = torch.bp.Stream()
 slow = compile(entry="slow")
 launch(slow, a, b, o, 2.0, side.stream_id)
 launch(quick, a, b, a)
-assert a.tolist() == [11, 12]  # synchronizes the current stream alone
+assert a.tolist() == [11, 12]  # synchronizes only the current stream
 assert not side.query()
 driver.gate.set()
 side.synchronize()
@@ -497,7 +497,7 @@ assert o.tolist() == [31, 32]
 """)
 
 
-def test_a_stream_that_waits_for_a_recording_behind_a_build(toy: Run) -> None:
+def test_stream_waits_for_an_event_recorded_after_an_unbuilt_kernel(toy: Run) -> None:
     toy("""
 a, b = bp(1, 2), bp(10, 10)
 torch.bp.synchronize()
@@ -513,7 +513,7 @@ assert b.tolist() == [21, 22]
 """)
 
 
-def test_a_build_that_ends_starts_what_waited_for_it(toy: Run) -> None:
+def test_finished_build_starts_the_commands_that_waited(toy: Run) -> None:
     toy("""
 a, done = bp(1, 2), threading.Event()
 driver.done = done
@@ -522,11 +522,11 @@ driver.gate.clear()
 kernel = compile("lambda arrays, numbers: done.set()", "telling")
 launch(kernel, a, a, a)
 driver.gate.set()
-assert done.wait(60)  # although nobody asks the stream
+assert done.wait(60)  # without a query or a synchronization
 """)
 
 
-def test_memory_and_kernels_may_go_before_their_launch(toy: Run) -> None:
+def test_memory_and_kernels_can_be_freed_before_their_launch(toy: Run) -> None:
     toy("""
 o = bp(0, 0, 0, 0)
 a = torch.ones(1 << 22).to("bp")
@@ -537,12 +537,12 @@ launch(add, a, a, o)
 _C.destroy_kernel(0, add)
 del a
 threading.Timer(0.1, driver.gate.set).start()
-torch.bp.empty_cache()  # frees a's segment: first the launch
+torch.bp.empty_cache()  # frees a's segment, but only after the launch
 assert o.tolist() == [2.0] * 4
 """)
 
 
-def test_a_launch_behind_a_synchronization_is_waited_for(toy: Run) -> None:
+def test_synchronize_waits_for_launches_after_an_earlier_synchronize(toy: Run) -> None:
     toy("""
 a, done = bp(1, 2), threading.Event()
 driver.done = done
@@ -566,7 +566,7 @@ torch.bp.synchronize()
 driver.gate.clear()
 broken, wrong = compile("lambda arrays,\\nnumbers", "broken", "aten::tan"), compile(entry="wrong")
 launch(broken, a, a, a)
-_C.launch_kernel(0, wrong, (3, 1, 1), (2, 1, 1), [a])  # the driver asserts
+_C.launch_kernel(0, wrong, (3, 1, 1), (2, 1, 1), [a])  # the driver raises AssertionError
 driver.gate.set()
 try:
     torch.bp.synchronize()
@@ -575,7 +575,7 @@ except RuntimeError as error:
     message = str(error)
 assert "the kernel broken of aten::tan could not be built for Gated: SyntaxError" in message, message
 assert "\\n2\\tnumbers" in message, message
-torch.bp.synchronize()  # the first error stands for all
+torch.bp.synchronize()  # only the first error is raised
 try:
     _C.launch_kernel(0, wrong, (3, 1, 1), (2, 1, 1), [a])
     raise AssertionError("no error")
@@ -585,7 +585,7 @@ assert a.tolist() == [1, 2]
 """)
 
 
-def test_the_program_may_end_with_builds_under_way(toy: Run) -> None:
+def test_program_can_exit_during_builds(toy: Run) -> None:
     result = toy("""
 import atexit
 a = bp(1, 2)
@@ -615,7 +615,7 @@ print("end")
         ),
     ],
 )
-def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: str, message: str) -> None:
+def test_incomplete_driver_is_skipped(tmp_path: Path, change: str, message: str) -> None:
     source = f"{TOY_DRIVER}\nfrom torch_backplane.drivers import NativeLauncher\n{change}\n"
     driver_packages.install(tmp_path, "gated", source, "KernelDriver")
     (tmp_path / "asynchronous_driver.py").write_text(
@@ -630,7 +630,7 @@ def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: 
     assert message in result.stderr
 
 
-def test_a_device_without_a_dialect_refuses_kernels(tmp_path: Path) -> None:
+def test_device_without_a_dialect_rejects_kernels(tmp_path: Path) -> None:
     checked(
         forked.run(
             """
@@ -648,7 +648,7 @@ except NotImplementedError as error:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_where_a_compiler_stands_no_other_beside_it_programs_are_built_one_at_a_time(run: Run, alone: bool) -> None:
+def test_builds_are_serialized_for_compilers_that_are_not_thread_safe(run: Run, alone: bool) -> None:
     run(f"""
 import pyopencl as cl
 device = cl.get_platforms()[0].get_devices()[0]

@@ -1,6 +1,7 @@
-"""The slot for libraries that a driver brings (torch_backplane.drivers.libraries): a device with two, one with none.
+"""Tests libraries of drivers (torch_backplane.drivers.libraries), on a device with two libraries and on one with none.
 
-The driver is examples/drivers/plain_c with matrix products in C: «First» takes up to 8 rows, «Second» has a workspace.
+The driver is examples/drivers/plain_c with matrix products in C. «First» accepts up to 8 rows; «Second» has a
+workspace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from torch_backplane.drivers.libraries import FAMILIES
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 Run = Callable[..., str]
@@ -120,7 +121,7 @@ def install(site: Path, source: str = DRIVER) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run(code, driver) on the device with libraries."""
+    """Returns run(code, driver), which runs on the device with libraries by default."""
     install(tmp_path)
 
     def call(code: str, driver: str = "libraries") -> str:
@@ -131,7 +132,7 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
-def test_the_first_that_takes_a_call_computes_it(run: Run) -> None:
+def test_first_library_that_accepts_the_call_runs(run: Run) -> None:
     run("""
 def product(rows, batch=()):
     return torch.randn(*batch, rows, 5), torch.randn(*batch, 5, 6)
@@ -152,7 +153,7 @@ assert calls() == [0, 0]
 """)
 
 
-def test_sizes_on_both_sides_of_a_guard_have_plans(run: Run) -> None:
+def test_sizes_on_both_sides_of_a_guard_have_separate_plans(run: Run) -> None:
     run("""
 plans.set_mode("check")
 for rows in (4, 7, 8, 9, 12, 5, 31, 8, 3):
@@ -161,7 +162,7 @@ for rows in (4, 7, 8, 9, 12, 5, 31, 8, 3):
 """)
 
 
-def test_a_workspace_may_be_nothing_and_is_limited(run: Run) -> None:
+def test_workspace_can_be_empty_and_is_limited(run: Run) -> None:
     run("""
 drivers.device(0).libraries = [driver.SECOND]
 close(torch.mm, torch.randn(3, 5), torch.randn(5, 6))
@@ -178,7 +179,7 @@ def test_the_cheapest_candidate_runs(run: Run) -> None:
 for rows, which in ((4, 0), (9, 1)):
     for cost, expected in ((10**15, 0), (0, 1)):
         driver.costs[which] = cost
-        torch.backends.bp.preferred_blas_library("generated")  # plans are made anew
+        torch.backends.bp.preferred_blas_library("generated")  # the change invalidates plans
         torch.backends.bp.preferred_blas_library("default")
         close(torch.mm, torch.randn(rows, 5), torch.randn(5, 6))
         assert sum(calls()) == expected, (rows, cost)
@@ -189,7 +190,7 @@ assert calls() == [0, 1]
 """)
 
 
-def test_a_library_that_fails_is_warned_of_once_and_the_next_computes(run: Run) -> None:
+def test_failing_library_warns_once_and_the_next_one_runs(run: Run) -> None:
     run("""
 a, b = torch.randn(4, 5), torch.randn(5, 6)
 
@@ -207,7 +208,7 @@ assert message.startswith("matrix products no longer use First on bp:0, which fa
 assert "no room" in message
 assert calls() == [1, 4]
 driver.answers[:] = [0, 9]
-torch.backends.bp.preferred_blas_library("driver")  # the same plans, and others
+torch.backends.bp.preferred_blas_library("driver")  # the change invalidates plans
 torch.backends.bp.preferred_blas_library("default")
 (message,) = said(torch.mm, torch.randn(10, 5), b)
 assert message.startswith("products no longer use the driver's library, which failed: "), message
@@ -215,7 +216,7 @@ assert calls() == [0, 1]
 """)
 
 
-def test_a_device_without_libraries(run: Run) -> None:
+def test_device_without_libraries(run: Run) -> None:
     said = run(
         """
 a, b = torch.randn(4, 5), torch.randn(5, 6)
@@ -231,7 +232,7 @@ print(library_products.why_not(a.to("bp")))
     assert said == "is not available on this device\n"
 
 
-def test_families_without_a_planner_are_accepted_and_warned_of(tmp_path: Path) -> None:
+def test_routine_families_without_a_planner_give_a_warning(tmp_path: Path) -> None:
     unplanned = [name for name, family in FAMILIES.items() if not family.memory]
     assert unplanned
     change = f"FIRST.routines.update(dict.fromkeys({unplanned}, FIRST.routines['matmul']))"
@@ -266,7 +267,7 @@ def test_families_without_a_planner_are_accepted_and_warned_of(tmp_path: Path) -
         ("[made(cache=[])]", "has a cache without size, max_size, set_max_size"),
     ],
 )
-def test_what_breaks_the_contract_is_refused(tmp_path: Path, libraries: str, message: str) -> None:
+def test_driver_with_invalid_libraries_is_skipped(tmp_path: Path, libraries: str, message: str) -> None:
     source = f"""{DRIVER}
 def made(**changed):
     return Library(name="L", routines={{"matmul": Routine(**{{"addresses": {{torch.float32: 1}}}} | changed)}})

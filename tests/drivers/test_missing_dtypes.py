@@ -1,7 +1,7 @@
-"""A device without float64 and without native half: what it refuses, and everything that works there all the same.
+"""Tests a device without float64 and native float16: what it rejects, and what must work without them.
 
-PoCL plays it: its kernels are looked through for what such a device's compiler would not take. Each test runs in a
-process of its own, with that device as bp:0 and the whole one as bp:1.
+The device is simulated on PoCL: the driver searches kernel text for what the compiler of such a device would reject.
+Each test runs in a separate process, with the limited device as bp:0 and the full device as bp:1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(platform: None, tmp_path: Path) -> Run:
     return driver_packages.opencl_runner(tmp_path, "narrow", PREAMBLE, TORCH_BACKPLANE_FALLBACK="error")
 
 
-def test_float64_is_a_type_error_at_first_touch(run: Run) -> None:
+def test_float64_raises_a_type_error(run: Run) -> None:
     run("""
 f64, device, x = torch.float64, "bp:0", torch.ones(3, device="bp:0")
 for text in (
@@ -69,8 +69,8 @@ for text in ("torch.empty(2, dtype=c128, device=device)", "torch.ones(2, dtype=c
         assert "bp:0 (Narrow) does not support ComplexDouble" in str(error), (text, error)
     else:
         raise AssertionError(text)
-assert torch.ones(2, dtype=f64).to(device, torch.float32).sum().item() == 2  # converted on its way
-torch.ones(2, dtype=f64, device="bp:1") * 2.5                                # the other device has it
+assert torch.ones(2, dtype=f64).to(device, torch.float32).sum().item() == 2  # converted on the host
+torch.ones(2, dtype=f64, device="bp:1") * 2.5                                # the other device supports float64
 assert torch.ones(2, dtype=f64, device="bp:1").to(device, torch.float32).sum().item() == 2
 """, TORCH_BACKPLANE_FALLBACK="silent")  # fmt: skip
 
@@ -110,7 +110,7 @@ def draw(device):
     fills = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.exponential_, torch.Tensor.bernoulli_)
     return torch.stack([fill(x.clone()) for fill in fills] + [F.dropout(torch.ones_like(x), 0.3)]).cpu()
 narrow, whole = draw("bp:0"), draw("bp:1")
-assert torch.equal(narrow, whole)  # the same numbers as on a device that has everything
+assert torch.equal(narrow, whole)  # the same numbers as on the full device
 assert 0.9 < narrow[0].float().std() < 1.1 and 0.45 < narrow[1].float().mean() < 0.55
 """)
 
@@ -171,8 +171,8 @@ assert losses[-1] < losses[0]
 """, TORCH_BACKPLANE_FALLBACK="silent")  # fmt: skip
 
 
-def test_batch_norm_of_no_elements_needs_no_float64(run: Run) -> None:
-    """PyTorch asks for statistics in float64 there, which nobody sees."""
+def test_batch_norm_of_empty_tensors_needs_no_float64(run: Run) -> None:
+    """In this case PyTorch creates statistics in float64 that are not returned."""
     run("""
 for training in (True, False):
     for shape in ((0, 3), (2, 3, 0, 4)):
@@ -190,14 +190,14 @@ for training in (True, False):
 
 
 def test_ranks_and_pseudoinverses_need_no_float64(run: Run) -> None:
-    """Their tolerances are tensors, which PyTorch makes of float64."""
+    """PyTorch creates their tolerances as float64 tensors."""
     run("""
-_C.set_fallback_policy(_C.FallbackPolicy.silent)  # singular values are the CPU's
+_C.set_fallback_policy(_C.FallbackPolicy.silent)  # singular values are computed by a fallback
 torch.manual_seed(0)
 calls = [
     (torch.linalg.pinv, {}), (torch.linalg.pinv, {"rcond": 1e-3}), (torch.linalg.pinv, {"atol": 0.3}),
     (torch.linalg.pinv, {"rtol": 1e-3, "atol": 1e-3}), (torch.linalg.pinv, {"hermitian": True}),
-    (torch.pinverse, {"rcond": 1e-3}),  # its own is 1e-15, which makes rounding the result of the first matrix
+    (torch.pinverse, {"rcond": 1e-3}),  # with the default 1e-15, rounding errors dominate for the first matrix
     (torch.linalg.matrix_rank, {}), (torch.linalg.matrix_rank, {"tol": 0.3}), (torch.linalg.matrix_rank, {"atol": 0.3}),
     (torch.linalg.matrix_rank, {"rtol": 0.3}), (torch.linalg.matrix_rank, {"rtol": 0.3, "atol": 1.0}),
     (torch.linalg.matrix_rank, {"hermitian": True}),

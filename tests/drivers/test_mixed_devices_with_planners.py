@@ -1,4 +1,4 @@
-"""Host devices beside devices that run kernels: declaring planners changes nothing for the host's operators."""
+"""Tests that declaring planners, for devices that run kernels, does not change the operators of host devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import paths
 
 CODE = """
 import torch
-import torch_backplane.operators  # what the first device that runs kernels brings about
+import torch_backplane.operators  # also imported when a device that runs kernels is discovered
 
 torch.manual_seed(3)
 state = torch.get_rng_state()
@@ -30,19 +30,19 @@ print("fine")
 """
 
 
-def test_planners_leave_host_devices_alone(run_python: Callable[..., Any]) -> None:
+def test_planners_do_not_affect_host_devices(run_python: Callable[..., Any]) -> None:
     result = run_python(CODE, TORCH_BACKPLANE_DRIVERS="host")
     assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
 
 
-# Tests of what the host's operators answer. Whether planners are declared depends on what ran before them in a process.
+# Tests of operators on host devices. In these files, other tests decide whether planners are declared in the process.
 ANSWERS = [
     "accelerator/test_cuda_dtypes.py", "accelerator/test_graphs_on_host.py", "runtime/test_copy_on_write.py",
     "runtime/test_fallback.py",
 ]  # fmt: skip
 
 
-def test_the_hosts_operators_answer_as_they_do_without_planners(run_python: Callable[..., Any]) -> None:
+def test_host_operator_tests_pass_with_planners_declared(run_python: Callable[..., Any]) -> None:
     files = [str(paths.TESTS / name) for name in ANSWERS]
     code = f"import sys, pytest, torch, torch_backplane.operators; sys.exit(pytest.main({['-q', '-x', *files]}))"
     result = run_python(code, timeout=600, TORCH_BACKPLANE_DRIVERS="host", PYTEST_XDIST_WORKER=None)

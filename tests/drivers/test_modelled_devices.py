@@ -1,4 +1,4 @@
-"""Devices that are taken for others, by TORCH_BACKPLANE_TARGET: an OpenCL device in a process of its own."""
+"""Tests TORCH_BACKPLANE_TARGET, which makes an OpenCL device model another device. Programs run in new processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps({
 }))
 """
 SETTINGS = {"TORCH_BACKPLANE_VISIBLE_DEVICES": "opencl:0,host:0", "TORCH_BACKPLANE_DRIVERS": "opencl,host"}
-# Of every family one or two.
+# One or two operators of every family.
 SAMPLE = (
     "add|where|sum|var|cumsum|sort|nonzero|unique|index_add|scatter_add|matmul|softmax|cat|"
     "nn.functional.(layer_norm|conv2d|max_pool2d|embedding|cross_entropy|interpolate.bilinear|pad.reflect)"
@@ -46,7 +46,7 @@ def said(target: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_device_is_taken_for_another(name: str) -> None:
+def test_device_has_the_properties_of_the_modelled_target(name: str) -> None:
     modelled, found = read_target(name), said(name)
     target = modelled.target
     assert str(found["name"]).startswith(f"{modelled.name}, modelled on ")
@@ -66,7 +66,7 @@ def test_a_device_is_taken_for_another(name: str) -> None:
         assert modelled.name in str(found["float64"])
 
 
-def test_what_the_device_itself_has_is_the_most(tmp_path: Path) -> None:
+def test_limits_of_the_real_device_cap_the_modelled_limits(tmp_path: Path) -> None:
     described = json.loads(SHIPPED["nvidia-ada"].read_text(encoding="utf-8"))
     described["figures"] |= {"max_group_size": 1 << 16, "max_argument_bytes": 1 << 40}
     path = tmp_path / "large.json"
@@ -77,7 +77,7 @@ def test_what_the_device_itself_has_is_the_most(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["amd-rdna3", "arm-mali-g610"])  # wide subgroups; narrow ones, and no float64
-def test_operators_of_every_family_are_right_on_it(name: str) -> None:
+def test_operators_of_every_family_on_a_modelled_device(name: str) -> None:
     on_opencl.require_platform()
     settings = Settings(match=rf"^({SAMPLE})$", samples=1, driver="opencl", target=name, grad=True)
     report = run(settings, jobs=1)
@@ -85,6 +85,6 @@ def test_operators_of_every_family_are_right_on_it(name: str) -> None:
     assert sum(one.status == "passed" for one in report.results) > 18
 
 
-def test_conformance_says_what_is_wrong_with_a_target() -> None:
+def test_conformance_reports_an_invalid_target() -> None:
     with pytest.raises(ConformanceError, match=r"TORCH_BACKPLANE_TARGET='nonsense'.*with Backplane are amd-rdna3"):
         run(Settings(match="^add$", target="nonsense"), jobs=1)

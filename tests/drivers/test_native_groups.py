@@ -1,4 +1,4 @@
-"""What a native launcher may do besides launches: events, and copies from and to host memory."""
+"""Tests optional functions of native launchers: events, and copies from and to host memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 Run = Callable[..., str]
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 PREAMBLE = """
@@ -24,7 +24,7 @@ from torch_backplane import _C, drivers
 torch.accelerator.device_count()
 
 def forbid(*names):
-    '''Methods of the driver's that must not be called.'''
+    '''Makes methods of the driver raise an error.'''
     for name in names:
         def called(self, *arguments, name=name):
             raise AssertionError(f"{name} was called")
@@ -56,7 +56,7 @@ with side:
     end.record()
 assert not event.query()
 torch.bp.current_stream().wait_event(event)
-event.record(side)  # later: the wait means the one before
+event.record(side)  # recorded after the wait, which refers to the earlier record
 y.copy_(x, non_blocking=True)
 torch.bp.current_stream().synchronize()
 assert torch.equal(y, torch.arange(1000.0))
@@ -85,7 +85,7 @@ def queued(tmp_path: Path) -> Run:
 
 @needs_compiler
 @pytest.mark.parametrize("hands_over", ["COPIES EVENTS", "COPIES", "EVENTS", ""])
-def test_what_a_driver_hands_over_is_called_and_its_methods_are_not(queued: Run, hands_over: str) -> None:
+def test_native_functions_replace_the_drivers_methods(queued: Run, hands_over: str) -> None:
     forbidden = ", ".join(f"*{group}" for group in hands_over.split())
     checks = {
         "EVENTS": "assert driver.called('create_event') == driver.called('destroy_event') > 0\n",
@@ -95,7 +95,7 @@ def test_what_a_driver_hands_over_is_called_and_its_methods_are_not(queued: Run,
 
 
 @needs_compiler
-def test_copies_take_no_gil(queued: Run) -> None:
+def test_native_copies_release_the_gil(queued: Run) -> None:
     queued("""
 x = torch.ones(100).to("bp")
 for _ in range(10):
@@ -105,7 +105,7 @@ assert driver.called("copy_out") == 10 and driver.with_gil() == 0
 
 
 @needs_compiler
-def test_events_order_memory_that_two_streams_use(queued: Run) -> None:
+def test_events_order_memory_used_by_two_streams(queued: Run) -> None:
     queued("""
 x = torch.ones(100).to("bp")
 with torch.bp.Stream() as side:
@@ -113,7 +113,7 @@ with torch.bp.Stream() as side:
     y = x + 1
 def work():
     global x
-    x = None  # its memory waits for an event
+    x = None  # its memory is freed after an event
 thread = threading.Thread(target=work)
 thread.start(); thread.join()
 side.synchronize()  # the event is recorded when the kernel has been built
@@ -123,14 +123,14 @@ assert torch.equal(y.cpu(), torch.full((100,), 2.0))
 
 
 @needs_compiler
-def test_what_comes_behind_an_unbuilt_kernel_waits_for_it(queued: Run) -> None:
+def test_commands_after_an_unbuilt_kernel_wait_for_it(queued: Run) -> None:
     queued("""
 a = torch.tensor([1.0, 2.0]).to("bp")
 hundreds, host = torch.full((2,), 100.0).pin_memory(), torch.empty(2).pin_memory()
 torch.bp.synchronize()
 driver.gate.clear()
 stream, event, side = torch.bp.current_stream(), torch.bp.Event(), torch.bp.Stream()
-b = a * 3 + 1               # of 1, 2
+b = a * 3 + 1
 a.copy_(hundreds, non_blocking=True)
 host.copy_(b, non_blocking=True)
 event.record()
@@ -161,7 +161,7 @@ FAILURES = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", FAILURES)
-def test_an_answer_is_an_error_and_the_next_call_is_good(queued: Run, name: str) -> None:
+def test_error_status_raises_and_the_next_call_succeeds(queued: Run, name: str) -> None:
     action, doing = FAILURES[name]
     printed = queued(f"""
 x = torch.arange(4.0).to("bp")
@@ -182,7 +182,7 @@ assert x.sum().item() == 4
 
 
 @needs_compiler
-def test_nothing_is_called_when_the_device_is_lost(queued: Run) -> None:
+def test_lost_device_receives_no_calls(queued: Run) -> None:
     printed = queued("""
 from torch_backplane.drivers import DeviceError
 type(drivers.device(0)).native_error = lambda self, call, status: DeviceError(f"{call} said {status}", lost=True)
@@ -202,7 +202,7 @@ assert before == [driver.called(name) for name in driver.NAMES]
 
 
 @needs_compiler
-def test_with_native_events_a_device_needs_no_methods_for_events(tmp_path: Path) -> None:
+def test_device_with_native_events_needs_no_event_methods(tmp_path: Path) -> None:
     driver_packages.install_queued(tmp_path)
     source = (paths.SUPPORT / "queued_c_driver.py").read_text(encoding="utf-8")
     methods = "create_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed_ms"
@@ -228,7 +228,7 @@ def test_with_native_events_a_device_needs_no_methods_for_events(tmp_path: Path)
         ("flush", "NativeLauncher.functions has no address for flush, which 'c' needs"),
     ],
 )
-def test_a_driver_that_forgets_a_function_is_skipped(queued: Run, change: str, message: str) -> None:
+def test_driver_with_a_missing_function_is_skipped(queued: Run, change: str, message: str) -> None:
     printed = queued("print(torch.bp.device_count())", QUEUED_C_WITHOUT=change)
     assert printed.startswith("0\n")
     assert message in printed
@@ -244,7 +244,7 @@ def test_a_driver_that_forgets_a_function_is_skipped(queued: Run, change: str, m
         ("object.__setattr__(made.native_launcher, 'functions', [1])", "must be a dictionary of names and addresses"),
     ],
 )
-def test_a_driver_whose_functions_are_wrong_is_skipped(tmp_path: Path, change: str, message: str) -> None:
+def test_driver_with_invalid_functions_is_skipped(tmp_path: Path, change: str, message: str) -> None:
     driver_packages.install_queued(tmp_path)
     source = (paths.SUPPORT / "queued_c_driver.py").read_text(encoding="utf-8")
     source += f"""
@@ -263,7 +263,7 @@ QueuedDriver.devices = devices
     assert message in result.stderr
 
 
-def test_opencl_hands_over_events_and_where_it_stages_nothing_copies(platform: None, tmp_path: Path) -> None:
+def test_opencl_has_native_events_and_copies_without_staging(platform: None, tmp_path: Path) -> None:
     code = PREAMBLE + """
 from torch_backplane.drivers.base import EVENTS as of_events, HOST_COPIES
 device = drivers.device(0)
@@ -299,7 +299,7 @@ OPENCL_FAILURES = {
 
 
 @pytest.mark.parametrize("name", OPENCL_FAILURES)
-def test_what_opencl_answers_is_an_error_and_the_next_call_is_good(
+def test_opencl_error_status_raises_and_the_next_call_succeeds(
     platform: None,
     tmp_path: Path,
     name: str,

@@ -1,8 +1,7 @@
-"""Backplane is installed, and other devices see nothing of it: each name of PyTorch that it replaces gives them
-PyTorch's own behaviour.
+"""Tests that Backplane does not change PyTorch's behaviour for other devices.
 
-`REPLACED` names what is replaced and how other devices are asked; what is replaced in fact is found by comparing
-PyTorch before and after.
+`REPLACED` maps each PyTorch function that Backplane replaces to a program that calls it on other devices. Comparing
+PyTorch's namespaces before and after the import of Backplane shows whether the list is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 
 import pytest
 
-# Run in a process without Backplane, and in one with it: what they print must be the same.
+# These programs run in a process without Backplane and in processes with it, and must print the same.
 PREAMBLE = """
 import warnings
 warnings.simplefilter("ignore")
@@ -111,7 +110,7 @@ REPLACED = {
     "torch.nn.parallel.data_parallel._get_available_device_type": DATA_PARALLEL,
 }
 
-# PyTorch's own record of the device type's name, which torch.utils.rename_privateuse1_backend sets.
+# PyTorch's record of the backend name, set by torch.utils.rename_privateuse1_backend.
 RECORDED = {"torch.utils.backend_registration._privateuse1_backend_name"}
 
 COMPARE = """
@@ -143,14 +142,14 @@ def names():
     return found
 
 with torch.autograd.set_multithreading_enabled(False):
-    train("cpu")  # so that PyTorch has done what it does once
+    train("cpu")  # PyTorch's lazy initialization
 before = names()
 import torch_backplane
 torch.ones(1, device="bp")
 with torch.autograd.set_multithreading_enabled(False):  # PyTorch's engine was started without threads for bp
     train("bp")
 after = names()
-# pybind11 makes the members of an enumeration anew each time that one is asked for.
+# pybind11 creates new objects for enumeration members at each access.
 print(json.dumps(sorted(
     name for name, value in before.items() if after.get(name, value) is not value and not name.startswith("torch._C.")
 )))
@@ -165,14 +164,14 @@ def run(program: str, **environment: str) -> str:
     return finished.stdout.strip().splitlines()[-1]
 
 
-def test_each_replaced_name_is_known() -> None:
-    """A new one without a test fails here, and one that is replaced no more."""
+def test_replaced_names_are_listed() -> None:
+    """Fails if Backplane replaces a name that is not in REPLACED, or no longer replaces one that is."""
     assert json.loads(run(COMPARE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == sorted({*REPLACED, *RECORDED})
 
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, list[list[str]]]:
-    """What PyTorch says without Backplane, with it and no device, and with two devices."""
+    """Returns the output of each program without Backplane, with Backplane and no device, and with two devices."""
     parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL"}
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
@@ -190,7 +189,7 @@ def answers() -> dict[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_other_devices_see_pytorch_itself(name: str, answers: dict[str, list[list[str]]]) -> None:
+def test_replaced_functions_are_unchanged_for_other_devices(name: str, answers: dict[str, list[list[str]]]) -> None:
     alone, without_devices, with_devices = answers[REPLACED[name]]
     assert len(alone) > 2
     assert without_devices == alone

@@ -1,4 +1,4 @@
-"""The driver that executes nothing (examples/drivers/null), and the measurement of overhead by it."""
+"""Tests the driver that executes nothing (examples/drivers/null), and the overhead benchmark on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import paths
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 SOURCE = (driver_packages.EXAMPLES / "null" / "null_driver.py").read_text(encoding="utf-8")
@@ -48,14 +48,14 @@ print(_C.fallback_counts())
 """
 
 
-def test_it_offers_every_group_and_runs_programs(tmp_path: Path) -> None:
+def test_null_driver_has_every_native_group_and_runs_programs(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "null", SOURCE, "NullDriver")
     result = forked.run(PROGRAM, tmp_path, TORCH_BACKPLANE_DRIVERS="null")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "{}\n"
 
 
-def test_overhead_is_measured_by_it(tmp_path: Path) -> None:
+def test_overhead_benchmark_runs_on_the_null_driver(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "null", SOURCE, "NullDriver")
     command = [sys.executable, str(OVERHEAD), "--driver", "null", "--rounds", "1", "--scale", "0.01", "--json"]
     environment = os.environ | {"PYTHONPATH": driver_packages.python_path(tmp_path)}

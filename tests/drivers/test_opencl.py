@@ -1,4 +1,4 @@
-"""The OpenCL driver, on whatever OpenCL platform there is. Each test runs in a process of its own."""
+"""Tests of the OpenCL driver on the installed OpenCL platforms. Each test runs in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = "import torch; from torch_backplane import _C; _C.set_fallback_policy(_C
 
 @pytest.fixture
 def run(platform: None, tmp_path: Path) -> Run:
-    """run(code, **env) with the devices of OpenCL, then one of the host; returns what was printed."""
+    """Returns run(code, **env): runs code with the OpenCL devices, followed by one host device."""
 
     def call(code: str, drivers: str = "opencl,host", **env: str) -> Result:
         env = {"TORCH_BACKPLANE_HOST_DEVICES": "1"} | env
@@ -28,10 +28,10 @@ def run(platform: None, tmp_path: Path) -> Run:
     return call
 
 
-# --- finding devices ---------------------------------------------------------------------------------------------
+# --- discovery ---------------------------------------------------------------------------------------------------
 
 
-def test_opencl_devices_come_before_the_hosts_unasked(platform: None, tmp_path: Path) -> None:
+def test_opencl_devices_precede_host_devices_by_default(platform: None, tmp_path: Path) -> None:
     result = forked.run(LIST, tmp_path, TORCH_BACKPLANE_DRIVERS=None, TORCH_BACKPLANE_HOST_DEVICES="2")
     assert result.returncode == 0, result.stderr
     drivers = result.stdout.split()
@@ -40,20 +40,20 @@ def test_opencl_devices_come_before_the_hosts_unasked(platform: None, tmp_path: 
     assert "host" not in drivers[:-2]
 
 
-def test_without_pyopencl_there_is_no_device_and_no_warning(tmp_path: Path) -> None:
+def test_missing_pyopencl_gives_no_device_and_no_warning(tmp_path: Path) -> None:
     code = f"import sys; sys.modules['pyopencl'] = None\n{LIST}"  # as if it were not installed
     result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="opencl,host", TORCH_BACKPLANE_HOST_DEVICES="1")
     assert (result.returncode, result.stdout, result.stderr) == (0, "host\n", "")
 
 
-def test_a_pyopencl_that_fails_is_a_skipped_driver(tmp_path: Path) -> None:
+def test_driver_is_skipped_if_importing_pyopencl_fails(tmp_path: Path) -> None:
     (tmp_path / "pyopencl.py").write_text("raise ImportError('libOpenCL.so.1: cannot open shared object file')")
     result = forked.run(LIST, tmp_path, TORCH_BACKPLANE_DRIVERS="opencl,host", TORCH_BACKPLANE_HOST_DEVICES="1")
     assert (result.returncode, result.stdout) == (0, "host\n")
     assert result.stderr.count("driver 'opencl' is skipped: ImportError: libOpenCL.so.1") == 1
 
 
-def test_without_a_platform_there_is_no_device_and_no_warning(run: Run, tmp_path: Path) -> None:
+def test_no_platform_gives_no_device_and_no_warning(run: Run, tmp_path: Path) -> None:
     (tmp_path / "none.icd").write_text("libno-such-implementation.so\n")
     result = run(LIST, OCL_ICD_VENDORS=str(tmp_path / "none.icd"))
     assert (result.stdout, result.stderr) == ("host\n", "")
@@ -75,7 +75,7 @@ driver.platforms = lambda cl: [Broken(), *working(cl)]
     assert result.stderr.count("OpenCL platform 'Broken platform' is skipped: RuntimeError: no firmware") == 1
 
 
-def test_of_two_pocls_the_first_that_works_is_used(run: Run) -> None:
+def test_first_working_pocl_platform_is_used(run: Run) -> None:
     code = """
 from torch_backplane.drivers.opencl import driver, errors
 
@@ -112,7 +112,7 @@ def test_a_device_that_cannot_run_a_kernel_is_skipped_with_a_warning(run: Run, k
     assert reason in result.stderr
 
 
-def test_what_a_compiler_says_of_a_kernel_that_it_builds_is_no_warning(run: Run) -> None:
+def test_compiler_output_of_successful_builds_is_not_a_warning(run: Run) -> None:
     code = """
 import warnings
 warnings.simplefilter("error")
@@ -124,8 +124,8 @@ assert torch.bp.get_device_properties(0).driver == "opencl"
     assert run("import torch\n" + code).stderr == ""
 
 
-def test_an_interrupt_spoils_no_kernel_that_is_being_built(run: Run, tmp_path: Path) -> None:
-    """At SIGINT, LLVM removes the files of the builds that are under way in its process, such as PoCL's."""
+def test_interrupt_during_a_build_does_not_break_the_kernel(run: Run, tmp_path: Path) -> None:
+    """On SIGINT, LLVM removes the temporary files of all builds in its process, including PoCL's."""
     code = """
 import contextlib, random, signal, threading, time
 import torch
@@ -147,8 +147,8 @@ for name in "sin cos tan exp log sqrt rsqrt tanh sigmoid erf floor expm1 log1p a
     run(code, POCL_CACHE_DIR=str(tmp_path), TORCH_BACKPLANE_CACHE_DIR="")
 
 
-def test_an_interrupt_arrives_wherever_it_meets_the_program(run: Run) -> None:
-    """In planners, in their traces, in destructors."""
+def test_interrupts_are_delivered_everywhere(run: Run) -> None:
+    """The interrupts arrive in planners, traces and destructors."""
     code = """
 import random, signal, threading
 import torch
@@ -173,11 +173,11 @@ print(arrived)
 torch.testing.assert_close((x @ x).cpu(), x.cpu() @ x.cpu())
 """
     arrived = int(run(code, PYTHONWARNINGS="ignore").stdout)
-    assert arrived >= 26  # of 30: those that meet a __del__, Python itself ignores
+    assert arrived >= 26  # of 30: Python ignores exceptions raised in __del__
 
 
-def test_an_interrupt_leaves_no_trace_behind(run: Run) -> None:
-    """At each call, and each return, of what enters traces and leaves them: Python looks for interrupts there."""
+def test_interrupt_leaves_no_active_trace(run: Run) -> None:
+    """Interrupts at every call and C return in the code that enters and leaves traces: Python checks for them there."""
     code = """
 import sys
 import torch
@@ -195,10 +195,10 @@ def interrupt_at(point):
         code = frame.f_code
         if event not in ("call", "c_return") or not code.co_filename.endswith(files):
             return
-        if code.co_name not in ("__del__", "freed", "<genexpr>"):  # Python ignores what is raised as objects are freed
+        if code.co_name not in ("__del__", "freed", "<genexpr>"):  # Python ignores exceptions while it frees objects
             left -= 1
             if left < 0:
-                raise KeyboardInterrupt  # which ends the profile
+                raise KeyboardInterrupt  # Python also removes the profile function
 
     plans.clear()
     sys.setprofile(profile)
@@ -223,8 +223,8 @@ print(points)
     assert int(run(code).stdout) > 100
 
 
-def test_a_replay_that_fails_half_way_leaves_its_branches_in_order(run: Run) -> None:
-    """What the stream is given afterwards comes after what the branches were given, and the next replay is right."""
+def test_failed_replay_keeps_graph_branches_ordered(run: Run) -> None:
+    """Later work on the stream runs after the work of all branches, and the next replay is correct."""
     code = """
 import torch
 from torch_backplane import _C
@@ -262,7 +262,7 @@ for call, most in (("record_event", 4), ("wait_event", 4), ("launch", 19)):
         except RuntimeError:
             failed += 1
         faults.clear()
-        a.fill_(nth)  # after what the side was given
+        a.fill_(nth)  # ordered after the work on the side stream
         assert a.unique().tolist() == [nth], (call, nth)
         x.fill_(nth)
         graph.replay()
@@ -272,7 +272,7 @@ print(failed)
     assert int(run(code, drivers="opencl").stdout) >= 21  # all launches, and at least one event of each kind
 
 
-def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
+def test_build_error_contains_the_compiler_log(run: Run) -> None:
     code = """
 import pyopencl as cl
 from torch_backplane import drivers
@@ -286,8 +286,8 @@ except cl.Error as error:
     assert run(code).stdout == "refused\n"
 
 
-def test_a_stream_is_waited_for_where_clfinish_returns_early(run: Run) -> None:
-    """Mesa 22.3 does that after a clFlush."""
+def test_stream_synchronizes_even_if_clfinish_returns_early(run: Run) -> None:
+    """Mesa 22.3 returns early from clFinish after a clFlush."""
     code = """
 import threading
 import pyopencl as cl
@@ -309,7 +309,7 @@ assert stream.is_done()
     run(code)
 
 
-def test_devices_and_info_name_platform_versions_and_settings(run: Run) -> None:
+def test_devices_and_info_commands_show_platform_and_settings(run: Run) -> None:
     code = """
 import pyopencl as cl
 from typer.testing import CliRunner
@@ -325,7 +325,7 @@ assert "- POCL_SOMETHING: `1`" in said and "- CL_CONFIG_SOMETHING: `2`" in said,
     run(code, COLUMNS="600", POCL_SOMETHING="1", CL_CONFIG_SOMETHING="2")
 
 
-def test_kinds_of_devices(run: Run) -> None:
+def test_device_kinds(run: Run) -> None:
     code = """
 import pyopencl as cl
 from torch_backplane.drivers.opencl.device import kind
@@ -337,7 +337,7 @@ assert kind(types.ACCELERATOR) == kind(types.CUSTOM) == "accelerator"
     run(code)
 
 
-def test_what_a_device_says_of_itself_is_asked(run: Run) -> None:
+def test_target_comes_from_device_queries(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import drivers
@@ -356,7 +356,7 @@ assert torch.int32 in target.atomics
     run(code)
 
 
-def test_what_an_implementation_answers_is_believed_where_it_can_be(run: Run) -> None:
+def test_target_ignores_impossible_device_info(run: Run) -> None:
     code = """
 import pyopencl as cl, torch
 from torch_backplane.drivers.opencl.target import target
@@ -367,7 +367,7 @@ class Modelled:
     def __init__(self, **answers): self.__dict__.update(answers)
     def __getattr__(self, name): raise cl.LogicError("clGetDeviceInfo", cl.status_code.INVALID_VALUE, name)
 
-assert target(Modelled(extensions=""), "gpu") == Target(float64=False)  # it answers nothing
+assert target(Modelled(extensions=""), "gpu") == Target(float64=False)  # all queries fail
 gpu = target(Modelled(
     warp_size_nv=32, preferred_work_group_size_multiple=16, max_work_group_size=1024, max_work_item_sizes=[512, 9, 9],
     local_mem_size=49152, max_parameter_size=4352, double_fp_config=63,
@@ -377,7 +377,7 @@ assert gpu == Target(
     max_argument_bytes=4352,
     atomics=frozenset({torch.int32, torch.uint32, torch.int64, torch.uint64}),
 ), gpu
-# Shuffles need both extensions, and a subgroup of a size that the device says.
+# Shuffles need both extensions and a subgroup size that the device reports.
 shuffles = "cl_khr_subgroups cl_khr_subgroup_shuffle_relative"
 sizes = {"max_work_group_size": 256, "max_work_item_sizes": [256]}
 for extensions, figures, has in (
@@ -392,10 +392,10 @@ assert target(Modelled(extensions="cl_khr_fp16"), "gpu").native_float16
 groups = {"max_work_group_size": 4096, "max_work_item_sizes": [4096], "preferred_work_group_size_multiple": 8}
 cpu = target(Modelled(**groups), "cpu")
 assert (cpu.simt, cpu.subgroup_size, cpu.group_multiple) == (False, 1, 8)
-lanes = target(Modelled(**groups, native_vector_width_float=1), "cpu")  # its compiler makes lanes of work items
+lanes = target(Modelled(**groups, native_vector_width_float=1), "cpu")  # its compiler maps work items to SIMD lanes
 assert (lanes.simt, lanes.subgroup_size, lanes.group_multiple) == (True, 8, 8)
 assert not target(Modelled(**groups, native_vector_width_float=8), "cpu").simt
-# What cannot be is left out, also where two answers do not go together.
+# Impossible values are ignored, also if they only contradict another value.
 odd = Modelled(max_work_group_size=16, max_work_item_sizes=[16], wavefront_width_amd=64, max_parameter_size=0,
                local_mem_size=-1)
 assert target(odd, "gpu").max_group_size == 16
@@ -404,7 +404,7 @@ assert (target(odd, "gpu").group_multiple, target(odd, "gpu").max_argument_bytes
     run(code)
 
 
-def test_an_old_device_and_one_without_float64(run: Run) -> None:
+def test_opencl_1_1_is_rejected_and_float64_is_optional(run: Run) -> None:
     code = QUIET + """
 from torch_backplane.drivers.opencl import device as opencl_device
 
@@ -440,7 +440,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex64, tor
 # --- memory and transfers ----------------------------------------------------------------------------------------
 
 
-def test_copies_all_ways(run: Run) -> None:
+def test_copies_in_all_directions(run: Run) -> None:
     code = QUIET + """
 assert torch.bp.device_count() >= 2
 host = torch.device("bp", torch.bp.device_count() - 1)
@@ -451,8 +451,8 @@ assert torch.equal(on.cpu(), x)
 assert torch.equal(on.clone().cpu(), x)                              # within a device
 assert torch.equal(on.t().contiguous().cpu(), x.t())                 # strided
 assert torch.equal(on[5:9, ::2].cpu(), x[5:9, ::2])                  # at an offset
-assert torch.equal(on.to(host).cpu(), x)                             # to another driver
-assert torch.equal(x.to(host).to("bp:0").cpu(), x)                   # and from it
+assert torch.equal(on.to(host).cpu(), x)                             # to a device of another driver
+assert torch.equal(x.to(host).to("bp:0").cpu(), x)                   # and back
 assert torch.equal(x.pin_memory().to("bp:0", non_blocking=True).cpu(), x)
 pinned = torch.empty_like(x).pin_memory()
 pinned.copy_(on, non_blocking=True)
@@ -465,8 +465,8 @@ assert torch.tensor(3.5, device="bp:0").item() == 3.5
     run(code)
 
 
-def test_the_device_moves_bytes_right(run: Run) -> None:
-    """The methods that PyTorch's operators do not reach in all their cases: overlap, odd offsets, fills."""
+def test_device_copies_and_fills_bytes_correctly(run: Run) -> None:
+    """Calls the driver's methods directly, for cases that PyTorch's operators do not reach: overlap, odd offsets."""
     code = """
 import pyopencl as cl
 from torch_backplane.drivers.opencl import OpenCLDriver
@@ -512,7 +512,7 @@ class Small(opencl_device.OpenCLDevice):
         self.short -= 1
         real, cl.Buffer = cl.Buffer, lambda *_: real(self.context, cl.mem_flags.READ_WRITE, 1 << 62)
         try:
-            return super().allocate(nbytes)             # the implementation's own refusal
+            return super().allocate(nbytes)             # fails in the OpenCL implementation
         finally:
             cl.Buffer = real
     def __new__(cls, device):
@@ -528,11 +528,11 @@ def refused(nbytes):
     return False
 
 kept = torch.ones(1000, device="bp:0")
-assert refused(1 << 60)                                 # more than there is
-assert refused(65 << 20)                                # more than one buffer holds
-Small.latest.short = 2                                  # asked, and asked again after the cache was emptied
+assert refused(1 << 60)                                 # more than the device has
+assert refused(65 << 20)                                # more than the largest allocation
+Small.latest.short = 2                                  # the first attempt and the retry after emptying the cache fail
 assert refused(30 << 20) and Small.latest.short == 0
-Small.latest.short = 1                                  # the second time there is enough
+Small.latest.short = 1                                  # the retry succeeds
 cached = torch.empty(20 << 20, dtype=torch.uint8, device="bp:0") ; del cached
 assert torch.full((30 << 20,), 7, dtype=torch.uint8, device="bp:0")[-1].item() == 7
 assert kept.sum().item() == 1000
@@ -543,7 +543,7 @@ assert kept.sum().item() == 1000
 # --- streams and events ------------------------------------------------------------------------------------------
 
 
-def test_streams_keep_their_order_and_events_order_streams(run: Run) -> None:
+def test_streams_are_in_order_and_events_order_streams(run: Run) -> None:
     code = QUIET + """
 x = torch.zeros(1 << 16, dtype=torch.int32).pin_memory()
 device = x.to("bp:0")
@@ -558,19 +558,19 @@ with first:
     ready.record()
     assert not ready.query()
 with second:
-    ready.wait()                                        # the caller goes on
+    ready.wait()                                        # does not block the caller
     back.copy_(device, non_blocking=True)
     assert not second.query() and not ready.query()
 second.synchronize()
 assert ready.query() and first.query()
-assert back.min().item() == 1                           # what the first stream copied, not what was there before
+assert back.min().item() == 1                           # the values that the first stream copied
 assert torch.Event("bp").query()                        # never recorded
 """
     run(code)
 
 
-def test_a_stream_is_done_as_soon_as_an_event_behind_its_work_is(run: Run) -> None:
-    """It is not told of again by the next question, though the driver has not seen what was launched past it."""
+def test_stream_is_complete_once_an_event_after_its_work_is(run: Run) -> None:
+    """`query` is True as soon as the event has completed, although native launches bypass the driver's Python code."""
     code = QUIET + """
 stream, other, event = torch.bp.Stream(), torch.bp.Stream(), torch.bp.Event()
 host = torch.ones(1 << 12).pin_memory()
@@ -591,7 +591,7 @@ for turn in range(60):
         other.wait_event(event)
         other.synchronize()
     assert stream.query(), turn
-    if turn % 20 == 19:  # and no longer, with more to do behind the event
+    if turn % 20 == 19:  # no longer, once more work follows the event
         with stream:
             torch.bp._sleep(50_000_000)
         assert not stream.query(), turn
@@ -618,7 +618,7 @@ assert end.elapsed_time(start) == -elapsed
     run(code)
 
 
-def test_a_wait_means_the_recording_of_its_time(run: Run) -> None:
+def test_wait_refers_to_the_latest_record_at_submission(run: Run) -> None:
     code = """
 from torch_backplane.drivers.opencl import OpenCLDriver
 driver = OpenCLDriver()
@@ -629,7 +629,7 @@ device.record_event(event, waiting)
 device.synchronize_event(event)
 device.wait_event(event, waiting)
 device.sleep(300, slow)
-device.record_event(event, slow)                        # later: the wait above does not mean this one
+device.record_event(event, slow)                        # recorded after the wait, which does not refer to it
 device.synchronize_stream(waiting)
 assert not device.query_event(event) and not device.query_stream(slow)
 device.synchronize_event(event)
@@ -640,7 +640,7 @@ assert device.query_stream(slow)
     run(code)
 
 
-def test_a_command_that_failed_is_an_error_once_when_its_stream_is_waited_for(run: Run) -> None:
+def test_failed_command_raises_once_at_synchronization(run: Run) -> None:
     code = """
 import pyopencl as cl
 from torch_backplane.drivers.opencl import OpenCLDriver
@@ -662,7 +662,7 @@ for expected in (True, False):
     run(code)
 
 
-# --- PyTorch on it -----------------------------------------------------------------------------------------------
+# --- PyTorch programs --------------------------------------------------------------------------------------------
 
 
 def test_training_matches_the_cpu(run: Run) -> None:
@@ -686,7 +686,7 @@ assert losses("bp:0")[-1] < losses("bp:0")[0]
     run(code)
 
 
-def test_a_program_ends_while_work_is_under_way(platform: None, run_python: Run) -> None:
+def test_program_can_exit_while_work_is_pending(platform: None, run_python: Run) -> None:
     code = """
 import torch
 pinned = torch.ones(1 << 20).pin_memory()
@@ -699,7 +699,7 @@ print("end")
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
 
 
-def test_copies_and_fills_within_the_device_take_no_python(run: Run) -> None:
+def test_device_copies_and_fills_do_not_call_python(run: Run) -> None:
     run("""
 import torch
 from torch_backplane.drivers import discovery

@@ -1,4 +1,4 @@
-"""Transfers through pinned memory, as on OpenCL devices with memory of their own."""
+"""Tests transfers through pinned staging memory, as on OpenCL devices with separate memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(platform: None, tmp_path: Path) -> Run:
     return driver_packages.opencl_runner(tmp_path, "staging", preamble)
 
 
-def test_sizes_around_pieces_arrive_and_return(run: Run) -> None:
+def test_transfers_of_sizes_around_the_piece_size(run: Run) -> None:
     run("""
 for size in (0, 1, 65_535, 65_536, 99_999, 100_000, 100_001, 200_000, 1_234_567):
     data = torch.randint(256, (size,), dtype=torch.uint8)
@@ -28,7 +28,7 @@ for size in (0, 1, 65_535, 65_536, 99_999, 100_000, 100_001, 200_000, 1_234_567)
 """)
 
 
-def test_the_host_may_overwrite_what_it_has_given(run: Run) -> None:
+def test_source_can_be_overwritten_after_a_non_blocking_copy(run: Run) -> None:
     run("""
 data, there = torch.ones(1 << 20), torch.empty(1 << 20, device="bp")
 for i in range(5):
@@ -39,7 +39,7 @@ for i in range(5):
 """)
 
 
-def test_transfers_keep_the_order_of_their_stream(run: Run) -> None:
+def test_transfers_run_in_stream_order(run: Run) -> None:
     run("""
 side = torch.bp.Stream()
 x = torch.arange(300_000.0, device="bp")
@@ -55,7 +55,7 @@ assert torch.equal(x.cpu(), torch.arange(300_000.0) + 4)
 """)
 
 
-def test_several_threads_share_the_pieces(run: Run) -> None:
+def test_threads_share_the_staging_memory(run: Run) -> None:
     run("""
 import threading
 wrong = []
@@ -72,7 +72,7 @@ assert not wrong
 """)
 
 
-def test_processors_need_none(run: Run) -> None:
+def test_cpu_devices_do_not_use_staging(run: Run) -> None:
     run("""
 torch.bp.init()
 device = discovery.device(0)

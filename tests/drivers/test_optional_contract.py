@@ -1,5 +1,5 @@
-"""What a driver may offer of the contract besides kernels and copies: launch attributes, device pointers, native
-handles, binaries and resources of kernels; and what a program is told where a driver does not.
+"""Tests the optional features of drivers: launch attributes, device addresses, native handles, binaries, and resources
+of kernels; and the errors of drivers without them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 Run = Callable[..., list[str]]
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 PREAMBLE = '''
@@ -38,7 +38,7 @@ x = torch.zeros(8, device="bp")
 
 @pytest.fixture
 def offering(tmp_path: Path) -> Run:
-    """offering(code, *what): what `code` prints, with a driver that offers `what` (offering_c_driver.py)."""
+    """Returns offering(code, *what): the output of `code` on a driver with features `what` (offering_c_driver.py)."""
     driver_packages.install_queued(tmp_path)
     source = (paths.SUPPORT / "offering_c_driver.py").read_text(encoding="utf-8")
     driver_packages.install(tmp_path, "offering", source, "OfferingDriver")
@@ -56,7 +56,7 @@ def offering(tmp_path: Path) -> Run:
 
 
 @needs_compiler
-def test_attributes_reach_the_launcher_and_launches_without_do_not_use_it(offering: Run) -> None:
+def test_launch_attributes_reach_the_launcher(offering: Run) -> None:
     offering("""
 kernel = add_one()
 _C.launch(kernel, [x], [8], [2], dynamic_shared_memory=64, cluster=[2], cooperative=True)
@@ -85,7 +85,7 @@ op = torch.ops.backplane_attributes.ones
 
 @needs_compiler
 @pytest.mark.parametrize("mode", ["0", "1", "check"])
-def test_plans_replay_attributes(offering: Run, mode: str) -> None:
+def test_plans_replay_launch_attributes(offering: Run, mode: str) -> None:
     offering(OPERATOR + """
 for calls, n in enumerate((8, 8, 16, 4, 12), 1):
     assert op(torch.zeros(n, device="bp")).tolist() == [1.0] * n
@@ -98,7 +98,7 @@ if plans.mode() != "0":
 
 
 @needs_compiler
-def test_graphs_replay_attributes(offering: Run) -> None:
+def test_graphs_replay_launch_attributes(offering: Run) -> None:
     offering(OPERATOR + """
 op(x)
 graph = torch.bp.Graph()
@@ -113,7 +113,7 @@ for replay in (1, 2):
 
 
 @needs_compiler
-def test_without_the_group_a_launch_with_attributes_is_refused_and_the_next_one_works(offering: Run) -> None:
+def test_launch_attributes_without_driver_support_raise_an_error(offering: Run) -> None:
     printed = offering("""
 kernel = add_one()
 for one in ({"dynamic_shared_memory": 16}, {"cluster": [2]}, {"cooperative": True}):
@@ -129,7 +129,7 @@ assert x.tolist() == [3.0] * 8
 
 
 @needs_compiler
-def test_bad_attributes_and_more_shared_memory_than_there_is(offering: Run) -> None:
+def test_invalid_attributes_and_too_much_shared_memory(offering: Run) -> None:
     printed = offering("""
 kernel = add_one()
 _C.launch(kernel, [x], [8], [4])
@@ -148,7 +148,7 @@ from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.planning.launch import launch
 made = Kernel("add_one", TEXT, (Parameter("output", torch.float32),), None, local_bytes=1000)
 print(raised(lambda: launch(made, [x], [], [8], [4], dynamic_shared_memory=3097)))
-launch(made, [x], [], [5], [2], dynamic_shared_memory=3096, cluster=[2])  # rounded up to whole clusters
+launch(made, [x], [], [5], [2], dynamic_shared_memory=3096, cluster=[2])  # rounds 5 work items up to whole clusters
 torch.bp.synchronize()
 assert driver.launched()[:3] == [2, 8, 1]
 """, "attributes", "resources")  # fmt: skip
@@ -167,7 +167,7 @@ assert driver.launched()[:3] == [2, 8, 1]
 
 
 @needs_compiler
-def test_shared_memory_of_a_kernel_that_is_not_built_is_checked_when_it_is(offering: Run) -> None:
+def test_shared_memory_of_unbuilt_kernels_is_checked_after_the_build(offering: Run) -> None:
     printed = offering("""
 import threading, driver_queued_module
 driver_queued_module.gate.clear()
@@ -189,7 +189,7 @@ MinimalDevice.launch = lambda self, kernel, items, group, arguments, stream: cal
 '''
 
 
-def test_drivers_in_python(tmp_path: Path) -> None:
+def test_launch_attributes_of_drivers_in_python(tmp_path: Path) -> None:
     code = """
 import torch
 from torch_backplane import _C
@@ -230,30 +230,30 @@ MinimalDevice.launch_with_attributes = launch
     assert printed[1] == f"[('entry', (8, 8, 1), (4, 4, 1), {given}), {plain}]\n"
 
 
-# --- device pointers -------------------------------------------------------------------------------------------------
+# --- device addresses ------------------------------------------------------------------------------------------------
 
 
 @needs_compiler
-def test_device_pointers_are_what_tensors_and_launches_have(offering: Run) -> None:
+def test_tensors_and_launches_use_device_addresses(offering: Run) -> None:
     offering("""
 properties = torch.bp.get_device_properties(0)
 assert properties.address_space == "device" and not properties.host_accessible
 device = drivers.device(0)
 y = torch.arange(1000.0).to("bp")
-assert ctypes.cast(y[3:].data_ptr(), ctypes.POINTER(ctypes.c_float))[0] == 3  # memory is the host's in truth
+assert ctypes.cast(y[3:].data_ptr(), ctypes.POINTER(ctypes.c_float))[0] == 3  # the memory is actually host memory
 z = (y[7:] + 1)[1:] * 2
 assert z.tolist() == [2 * (i + 1) for i in range(8, 1000)]
 assert torch.equal(y[1:].clone().cpu(), torch.arange(1.0, 1000))  # copies, and fills
 assert torch.full((5,), 3, dtype=torch.uint8, device="bp").tolist() == [3] * 5
 assert driver.counted("plain_calls") > 0 and driver.counted("offsets") == 0
-assert torch.linalg.matrix_exp(torch.zeros(2, 2, device="bp")).tolist() == [[1, 0], [0, 1]]  # falls back
+assert torch.linalg.matrix_exp(torch.zeros(2, 2, device="bp")).tolist() == [[1, 0], [0, 1]]  # a fallback
 del y, z
 torch.bp.empty_cache()
 """, "pointers")  # fmt: skip
 
 
 @needs_compiler
-def test_without_pointers_launches_have_segments_and_offsets(offering: Run) -> None:
+def test_synthetic_addresses_launch_with_segments_and_offsets(offering: Run) -> None:
     offering("""
 assert torch.bp.get_device_properties(0).address_space == "synthetic"
 y = torch.arange(10.0).to("bp")
@@ -271,7 +271,7 @@ PROPERTIES = {
 
 
 @pytest.mark.parametrize("given", PROPERTIES)
-def test_a_driver_with_impossible_addresses_is_skipped(tmp_path: Path, given: str) -> None:
+def test_driver_with_invalid_address_properties_is_skipped(tmp_path: Path, given: str) -> None:
     source = driver_packages.MINIMAL.replace("1 << 26", f"1 << 26, {given}")
     driver_packages.install(tmp_path, "test", source, "MinimalDriver")
     result = forked.run("import torch; print(torch.bp.device_count())", tmp_path, TORCH_BACKPLANE_DRIVERS="test")
@@ -282,7 +282,7 @@ def test_a_driver_with_impossible_addresses_is_skipped(tmp_path: Path, given: st
 DLPACK = """
 import numpy as np
 from torch.utils import dlpack
-class Exported(ctypes.Structure):  # the beginning of DLManagedTensorVersioned, of dlpack.h
+class Exported(ctypes.Structure):  # the first fields of DLManagedTensorVersioned in dlpack.h
     _fields_ = [("version", ctypes.c_uint32 * 2), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
                 ("flags", ctypes.c_uint64), ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2)]
 class OldExported(ctypes.Structure):
@@ -306,7 +306,7 @@ assert torch.from_dlpack(y, device="cpu").device.type == "cpu"
 
 
 @needs_compiler
-def test_dlpack_has_the_device_that_the_driver_declares(offering: Run) -> None:
+def test_dlpack_uses_the_device_that_the_driver_declares(offering: Run) -> None:
     offering(DLPACK + """
 assert y.__dlpack_device__() == (2, 3) and y.__dlpack_device__()[0] is dlpack.DLDeviceType.kDLCUDA
 for options in ({}, {"stream": 1}, {"stream": -1}, {"dl_device": (2, 3)}):
@@ -318,10 +318,10 @@ print(raised(lambda: np.from_dlpack(y)))
 
 
 @needs_compiler
-def test_numpy_reads_host_memory_that_a_driver_declares(offering: Run) -> None:
+def test_numpy_imports_memory_of_a_host_dlpack_device(offering: Run) -> None:
     offering(DLPACK + """
 assert y.__dlpack_device__() == (1, 0) and exported(y) == (True, 1, 0)
-y += 5  # NumPy waits for it
+y += 5  # the export to NumPy waits for it
 array = np.from_dlpack(y)
 assert array.ctypes.data == y.data_ptr() and array.tolist() == [5.0] * 6
 """, "host", "cpu")  # fmt: skip
@@ -334,7 +334,7 @@ def test_dlpack_without_a_declared_device(offering: Run, what: str) -> None:
 
 
 @needs_compiler
-def test_hidden_host_memory_is_not_exported_as_such(offering: Run) -> None:
+def test_hidden_host_memory_is_not_exported_as_host_memory(offering: Run) -> None:
     offering("""
 assert x.__dlpack_device__() == (12, 0)
 assert torch.from_dlpack(x).data_ptr() == x.data_ptr()
@@ -345,7 +345,7 @@ assert torch.from_dlpack(x).data_ptr() == x.data_ptr()
 
 
 @needs_compiler
-def test_handles_of_streams_and_of_the_context(offering: Run) -> None:
+def test_native_handles_of_streams_and_the_context(offering: Run) -> None:
     offering("""
 import driver_queued_module, time
 stream = torch.bp.Stream()
@@ -355,14 +355,14 @@ assert torch.bp.ExternalStream(handle) == torch.bp.ExternalStream(stream.bp_stre
 with stream:
     assert torch.bp.current_stream().native_handle == torch.accelerator.current_stream().native_handle == handle
 assert torch.bp.native_context() == torch.bp.native_context("bp:0") == 0xC0
-# What others give the queue is waited for, although the runtime does not see it.
+# Synchronization includes work that was submitted to the queue directly.
 stream.synchronize()
 begin = time.perf_counter()
 driver_queued_module.library().keep_busy(ctypes.c_void_p(handle), ctypes.c_uint64(200_000))
 assert not stream.query()
 stream.synchronize()
 assert time.perf_counter() - begin > 0.19
-# What was submitted before is in the queue, even if its kernel was not built.
+# Reading native_handle submits all pending commands, and waits for their kernels to be built.
 import threading
 driver_queued_module.gate.clear()
 kernel = add_one()
@@ -381,7 +381,7 @@ assert "the capture failed" in raised(capture)
 
 
 @needs_compiler
-def test_streams_around_queues_of_others(offering: Run) -> None:
+def test_external_streams_wrap_foreign_queues(offering: Run) -> None:
     printed = offering("""
 queue = driver.foreign_queue()
 external = torch.bp.ExternalStream(queue, "bp:0")
@@ -410,7 +410,7 @@ torch.bp.synchronize()
 
 
 @needs_compiler
-def test_a_driver_without_handles_says_what_is_missing(offering: Run) -> None:
+def test_driver_without_native_handles_raises_an_error(offering: Run) -> None:
     printed = offering("""
 print(raised(lambda: torch.bp.ExternalStream(driver.foreign_queue())))
 print(raised(torch.bp.native_context))
@@ -422,7 +422,7 @@ assert (x + 1).tolist() == [1.0] * 8
     ]
 
 
-def test_a_host_device_and_a_driver_in_python_have_no_handles(tmp_path: Path) -> None:
+def test_host_and_python_drivers_have_no_native_handles(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "test", driver_packages.MINIMAL, "MinimalDriver")
     code = "import torch\n" + driver_packages.RAISED + """
 for device in ("bp:0", "bp:1"):
@@ -455,7 +455,7 @@ def opencl(platform: None, tmp_path: Path) -> Run:
     return call
 
 
-def test_queues_and_contexts_of_opencl(opencl: Run) -> None:
+def test_native_handles_of_opencl(opencl: Run) -> None:
     printed = opencl("""
 device = drivers.device(0)
 context = cl.Context.from_int_ptr(torch.bp.native_context(0))
@@ -473,7 +473,7 @@ external.wait_stream(torch.bp.current_stream())
 with external:
     z = y * 3
     assert z.tolist() == [6.0] * 1000
-gate = cl.UserEvent(context)  # work of others in the queue is waited for
+gate = cl.UserEvent(context)  # synchronization includes work that was submitted to the queue directly
 cl.enqueue_barrier(mine, wait_for=[gate])
 assert not external.query()
 gate.set_status(cl.command_execution_status.COMPLETE)
@@ -492,7 +492,7 @@ assert (x + 1).sum().item() == 2000
     assert printed[4].startswith("RuntimeError: an external stream must be made from the bp_stream of a stream of bp:0")
 
 
-# --- binaries, and what kernels use ----------------------------------------------------------------------------------
+# --- binaries and resources of kernels -------------------------------------------------------------------------------
 
 BINARY = """
 import os, pathlib, subprocess, tempfile
@@ -506,7 +506,7 @@ def load(binary, entry="add_one"): return _C.CompiledKernel(0, binary, entry, "t
 
 
 @needs_compiler
-def test_a_kernel_from_a_binary(offering: Run) -> None:
+def test_kernel_loaded_from_a_binary(offering: Run) -> None:
     printed = offering(BINARY + """
 _C.launch(load(binary), [x], [8], [8])
 assert x.tolist() == [1.0] * 8
@@ -526,7 +526,7 @@ assert x.tolist() == [2.0] * 8
 
 
 @needs_compiler
-def test_a_driver_without_binaries_says_so(offering: Run) -> None:
+def test_driver_without_binary_support_raises_an_error(offering: Run) -> None:
     printed = offering(BINARY + """
 print(raised(lambda: load(binary)))
 _C.launch(add_one(), [x], [8], [8])
@@ -546,7 +546,7 @@ assert x.tolist() == [1.0] * 8
         ("", "[registers: None, spilled bytes: None, static shared memory: None]"),
     ],
 )
-def test_explain_shows_what_kernels_use(offering: Run, what: str, told: str) -> None:
+def test_explain_shows_kernel_resources(offering: Run, what: str, told: str) -> None:
     offering(f"""
 for _ in range(2):  # planned, and replayed
     (line,) = [one for one in plans.explain(lambda: x + 1).splitlines() if "launch " in one]
@@ -559,7 +559,7 @@ def test_explain_shows_plans_whose_kernels_cannot_be_built(offering: Run) -> Non
     offering("""
 import driver_queued_module
 import threading
-driver_queued_module.gate.clear()  # else the launch may know already
+driver_queued_module.gate.clear()  # otherwise the launch itself can raise the build error
 def compile(self, text, entry):
     assert driver_queued_module.gate.wait(60)
     raise RuntimeError("no compiler today")

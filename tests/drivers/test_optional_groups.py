@@ -1,4 +1,4 @@
-"""Optional functions of a C launcher beyond copies and events, each on a driver with it and on one without."""
+"""Tests optional functions of native launchers beyond copies and events, on drivers with and without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import paths
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 Run = Callable[..., str]
@@ -87,7 +87,7 @@ torch.testing.assert_close(on_host(x, 3).cpu(), expected)
 """, "COPIES EVENTS" + " HOST_CALLBACKS" * offered, QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
 
 
-def test_a_status_of_host_callback_is_an_error(queued: Run) -> None:
+def test_host_callback_error_status_raises(queued: Run) -> None:
     printed = queued(ON_HOST + """
 on_host(x, 3).cpu()
 driver.answer("host_callback", 7)
@@ -99,7 +99,7 @@ torch.testing.assert_close(on_host(x, 3).cpu(), expected)
     assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {told}\n"
 
 
-# --- other devices
+# --- peer devices
 
 PEERS = "PEER_COPIES CROSS_DEVICE_WAITS"
 TWO = """
@@ -110,7 +110,7 @@ torch.bp.synchronize(0); torch.bp.synchronize(1)
 
 @pytest.mark.parametrize("hands_over", [f"EVENTS {PEERS}", "EVENTS PEER_COPIES", "EVENTS"])
 def test_copies_between_devices(queued: Run, hands_over: str) -> None:
-    """Without wait_peer_event the host waits for the source; without copy_from_peer bytes pass through the host."""
+    """Without wait_peer_event, the host waits for the source. Without copy_from_peer, data passes through the host."""
     natively, waits = "PEER_COPIES" in hands_over, "CROSS_DEVICE_WAITS" in hands_over
     queued(TWO + f"""
 x += 1
@@ -118,7 +118,7 @@ torch.bp._sleep(300_000_000)  # bp:0
 x += 1
 y, took = timed(lambda: x.to("bp:1"))
 assert (took < 200) == {waits}, took
-x.zero_()  # behind the copy
+x.zero_()  # ordered after the copy
 assert torch.equal(y.cpu(), torch.arange(1000.0) + 2)
 assert not x.any()
 assert driver.called("copy_from_peer") == {int(natively)}
@@ -129,8 +129,8 @@ assert torch.equal(x[5:7].to("bp:1").cpu(), torch.zeros(2))
 
 
 @pytest.mark.parametrize("hands_over", ["EVENTS CROSS_DEVICE_WAITS", "EVENTS", ""])
-def test_a_stream_waits_for_an_event_of_another_device(queued: Run, hands_over: str) -> None:
-    """By wait_peer_event; without it on the host; and by the driver's wait_event in Python where events are its own."""
+def test_stream_waits_for_an_event_of_another_device(queued: Run, hands_over: str) -> None:
+    """Waits with wait_peer_event if the launcher has it, else on the host. Without EVENTS, uses Python's wait_event."""
     waits = hands_over != "EVENTS"
     queued(TWO + f"""
 event, after = torch.bp.Event(), torch.bp.Event()
@@ -147,7 +147,7 @@ assert driver.called("wait_peer_event") == {int("CROSS" in hands_over)}
 """, hands_over, QUEUED_C_DEVICES="2")  # fmt: skip
 
 
-def test_a_wait_for_another_device_comes_behind_an_unbuilt_kernel(queued: Run) -> None:
+def test_wait_for_another_device_includes_unbuilt_kernels(queued: Run) -> None:
     queued(TWO + """
 import threading
 driver.gate.clear()
@@ -169,7 +169,7 @@ assert torch.equal(z.cpu(), torch.arange(1000.0) * 3 + 1)
         ("wait_peer_event", "making a stream wait for an event of another device"),
     ],
 )
-def test_a_status_of_a_function_for_peers_is_an_error(queued: Run, name: str, doing: str) -> None:
+def test_peer_function_error_status_raises(queued: Run, name: str, doing: str) -> None:
     printed = queued(TWO + f"""
 driver.answer({name!r}, 7)
 print(raised(lambda: x.to("bp:1")))
@@ -181,7 +181,7 @@ assert torch.equal(x.to("bp:1").cpu(), torch.arange(1000.0))
 
 # --- priorities
 
-def test_a_driver_sees_the_priorities_of_streams(queued: Run) -> None:
+def test_driver_receives_stream_priorities(queued: Run) -> None:
     queued("""
 torch.ones(1, device="bp")
 streams = [torch.bp.Stream(priority=priority) for priority in (0, -1, 5, -7)]
@@ -191,7 +191,7 @@ assert torch.bp.Stream.priority_range() == (0, -1)
 """, "")
 
 
-# --- other processes
+# --- interprocess sharing
 
 EXPORTER = PREAMBLE + """
 x = torch.arange(1000.0).to("bp")
@@ -248,7 +248,7 @@ def test_two_processes_share_memory_and_an_event(tmp_path: Path) -> None:
         assert exporter.returncode == 0, errors
 
 
-def test_wrong_use_of_what_processes_share(queued: Run) -> None:
+def test_invalid_use_of_shared_memory_and_events(queued: Run) -> None:
     printed = queued("""
 x, event = torch.ones(3).to("bp"), torch.bp.Event(interprocess=True)
 handle = event.ipc_handle()  # never recorded: an event of the current device
@@ -284,7 +284,7 @@ driver.library().unlink_all()
     ]
 
 
-def test_what_processes_would_share_without_the_functions(queued: Run) -> None:
+def test_sharing_without_interprocess_functions_raises(queued: Run) -> None:
     printed = queued("""
 x = torch.ones(3).to("bp")
 for call in (
@@ -331,11 +331,11 @@ OFFERED = "COPIES EVENTS HOST_CALLBACKS GRAPHS"
 
 
 @pytest.mark.parametrize("offered", [True, False])
-def test_a_graph_is_replayed_in_one_call(queued: Run, offered: bool) -> None:
+def test_graph_is_replayed_by_one_native_call(queued: Run, offered: bool) -> None:
     queued(GRAPH + f"""
 import ctypes
 right = check()
-assert not torch.equal(right[0], right[1])  # other random numbers
+assert not torch.equal(right[0], right[1])  # each call draws new random numbers
 x.copy_(torch.randn(6, 5))
 check()
 names = ("graph_create", "graph_update", "graph_launch", "graph_destroy")
@@ -350,7 +350,7 @@ assert driver.called("graph_destroy") == int({offered})
 """, OFFERED if offered else "COPIES EVENTS")  # fmt: skip
 
 
-def test_a_graph_without_random_numbers_is_not_updated(queued: Run) -> None:
+def test_graph_without_random_numbers_is_not_updated(queued: Run) -> None:
     queued(GRAPH + """
 graph, result = captured(lambda: (x * 2 + 1).softmax(1))
 before = driver.called("graph_update")
@@ -361,7 +361,7 @@ assert driver.called("graph_update") == before
 """, OFFERED)
 
 
-def test_a_graph_whose_update_is_refused_is_made_again(queued: Run) -> None:
+def test_graph_is_recreated_if_the_update_is_refused(queued: Run) -> None:
     queued(GRAPH + """
 import ctypes
 ctypes.c_int.in_dll(driver.library(), "refuses_updates").value = 1
@@ -370,7 +370,7 @@ assert [driver.called(f"graph_{name}") for name in ("create", "update", "launch"
 """, OFFERED)
 
 
-def test_a_graph_is_replayed_on_streams_and_in_threads(queued: Run) -> None:
+def test_graph_replays_on_several_streams_and_threads(queued: Run) -> None:
     queued(GRAPH + """
 import threading
 graph, result = captured(lambda: x.add_(1))
@@ -397,7 +397,7 @@ for thread in threads: thread.join()
 
 @pytest.mark.parametrize("hands_over", [OFFERED, "COPIES EVENTS GRAPHS", "COPIES EVENTS"])
 def test_host_callbacks_in_a_graph(queued: Run, hands_over: str) -> None:
-    """A launcher without host callbacks has them in no graph."""
+    """Graphs with host callbacks are native only if the launcher has host callbacks."""
     queued(ON_HOST + f"""
 on_host(x, 3); torch.bp.synchronize()
 graphs, results = [], []
@@ -418,7 +418,7 @@ del graph, graphs
 """, hands_over, QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
 
 
-def test_commands_that_the_launcher_does_not_know_are_replayed_one_by_one(queued: Run) -> None:
+def test_commands_without_native_graph_support_are_replayed_one_by_one(queued: Run) -> None:
     queued(GRAPH + """
 LIBRARY = torch.library.Library("backplane_optional_groups", "FRAGMENT")
 LIBRARY.define("axpy(Tensor y, Tensor x) -> Tensor")
@@ -440,7 +440,7 @@ assert driver.called("graph_create") == before
 """, OFFERED)
 
 
-def test_a_status_of_a_graphs_function_is_an_error(queued: Run) -> None:
+def test_graph_function_error_status_raises(queued: Run) -> None:
     printed = queued(GRAPH + """
 calls = {"graph_update": graph.replay, "graph_launch": graph.replay, "graph_create": lambda: captured(step)}
 for name, call in calls.items():
@@ -455,7 +455,7 @@ check()
     ]
 
 
-def test_a_profile_sees_each_command_of_a_graph(queued: Run) -> None:
+def test_profiler_records_each_command_of_a_graph(queued: Run) -> None:
     queued(GRAPH + """
 launches = driver.called("graph_launch")
 from torch.profiler import ProfilerActivity, profile
@@ -466,7 +466,7 @@ check()
 """, OFFERED)  # fmt: skip
 
 
-# --- wrong drivers
+# --- invalid drivers
 
 @pytest.mark.parametrize(
     ("hands_over", "without", "message"),
@@ -480,7 +480,7 @@ check()
          "events"),
     ],
 )  # fmt: skip
-def test_a_driver_that_forgets_functions_is_skipped(queued: Run, hands_over: str, without: str, message: str) -> None:
+def test_driver_with_missing_functions_is_skipped(queued: Run, hands_over: str, without: str, message: str) -> None:
     code = "print(torch.bp.device_count())"
     printed = queued(code, hands_over, QUEUED_C_WITHOUT=without)
     assert printed.startswith("0\n")
@@ -494,7 +494,7 @@ def test_a_driver_that_forgets_functions_is_skipped(queued: Run, hands_over: str
         ("CROSS_DEVICE_WAITS", "can_wait_for_peer", "waits for events of another device"),
     ],
 )
-def test_a_driver_that_has_functions_for_peers_names_them(
+def test_driver_with_peer_functions_needs_peer_methods(
     tmp_path: Path, group: str, method: str, purpose: str
 ) -> None:
     driver_packages.install_queued(tmp_path)

@@ -1,4 +1,4 @@
-"""A driver with a language and a launcher of its own (examples/drivers/plain_c); what is refused of such drivers."""
+"""Tests a driver with its own dialect and launcher (examples/drivers/plain_c), and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import forked
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler: install cc, or set CC"
 )
 
 SOURCE = (driver_packages.EXAMPLES / "plain_c" / "plain_c_driver.py").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def run(site: Path, code: str, source: str = SOURCE, **settings: str) -> str:
     return result.stdout + result.stderr
 
 
-def test_passes_a_part_of_the_operator_database(tmp_path: Path) -> None:
+def test_plain_c_driver_passes_conformance(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "plain_c", SOURCE, "PlainCDriver")
     what = ["--match", SELECTION, "--dtypes", "float32,int64", "--samples", "4"]
     command = ["conformance", "--driver", "plain_c", *what, "--jobs", "1"]
@@ -75,12 +75,12 @@ print(_C.fallback_counts(), _C.device_properties(0).dialect)
 """
 
 
-def test_computes_what_the_cpu_does_without_falling_back(tmp_path: Path) -> None:
+def test_results_match_the_cpu_without_fallback(tmp_path: Path) -> None:
     printed = run(tmp_path, CALLS, TORCH_BACKPLANE_FALLBACK="error")
     assert printed.splitlines() == ["index: index 37 is out of bounds for dimension with size 37", "{} Plain C"]
 
 
-def test_what_the_compiler_refuses_is_shown(tmp_path: Path) -> None:
+def test_compile_error_is_reported(tmp_path: Path) -> None:
     code = """
 import torch
 try:
@@ -111,7 +111,7 @@ for call in (
 """
 
 
-def test_what_a_dialect_lacks_is_named_when_it_is_needed_and_not_before(tmp_path: Path) -> None:
+def test_operations_missing_in_a_dialect_raise_when_used(tmp_path: Path) -> None:
     without = SOURCE.replace('    name = "Plain C"\n', '    name = "Plain C"\n    missing = frozenset({"lgamma"})\n')
     without = without.replace('        torch.complex64: "float2", torch.complex128: "double2",\n', "")
     start = without.index('        "atomic_swap(')
@@ -147,7 +147,7 @@ def test_what_a_dialect_lacks_is_named_when_it_is_needed_and_not_before(tmp_path
         (("def native_kernel(", "def no_kernel("), "takes kernels in Plain C, but does not override native_kernel"),
     ],
 )
-def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_incomplete_driver_is_skipped(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     assert SOURCE.count(change[0]) == 1
     code = "import torch; print(torch.accelerator.device_count())"
     printed = run(tmp_path, code, SOURCE.replace(*change))
@@ -155,11 +155,11 @@ def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: 
     assert message in printed
 
 
-def test_a_status_of_the_launcher_becomes_the_error_of_the_call(tmp_path: Path) -> None:
+def test_error_status_of_the_launcher_raises(tmp_path: Path) -> None:
     code = """
 import torch
 x, places = torch.ones(3).to("bp"), torch.tensor([7]).to("bp")
-# That the last one is out of range is written down in memory that is filled with zeros afterwards.
+# The kernel of the last call writes an index error to memory, which is then reset to zero by a fill.
 for call in (lambda: (x + 1).cpu(), lambda: x.clone().cpu(), lambda: x[places].cpu()):
     try:
         call()

@@ -1,6 +1,7 @@
-"""The driver that stands for a third party's (examples/drivers/toy) passes PyTorch's operator database.
+"""Runs conformance tests on the example of a third-party driver (examples/drivers/toy).
 
-Here a selection of it; all by `python -m torch_backplane conformance --driver toy`, where the package is installed.
+This file runs a selection of operators. `python -m torch_backplane conformance --driver toy` runs all of them, if the
+package is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SELECTION = (
 )
 
 
-def test_passes_the_operator_database(tmp_path: Path) -> None:
+def test_toy_driver_passes_conformance(tmp_path: Path) -> None:
     install_toy(tmp_path)
     environment = os.environ | {
         "PYTHONPATH": python_path(tmp_path),

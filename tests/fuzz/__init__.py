@@ -1,8 +1,8 @@
-"""Random programs, run on a device and on the CPU side by side.
+"""Runs random programs on a device and on the CPU, and compares them.
 
     make fuzz SECONDS=600 DRIVER=opencl
     python tests/fuzz --seconds 60 --seed 7
 
-A program is a list of lines of plain PyTorch code. After every line, each living tensor of the two runs is compared,
-and so are errors. What differs is a finding; it is shrunk, and printed as a program to paste.
+A program is a list of lines of PyTorch code. After each line, all live tensors and the errors of both runs are
+compared. A difference is a finding. It is shrunk and printed as a standalone program.
 """

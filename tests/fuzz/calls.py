@@ -1,4 +1,4 @@
-"""Calls of the rows of the table: filling them in, in all forms, and again with other numbers, shapes and layouts."""
+"""Calls of the operators in the table, in all forms, and repeated with other numbers, shapes and layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_COUNT = 10**5
 
 @dataclass
 class Made:
-    """A call that was made: its arguments as they are spelt."""
+    """A completed call; its arguments are expressions."""
 
     row: Row
     form: str
@@ -53,7 +53,7 @@ def suits(row: Row, tensor: torch.Tensor) -> bool:
 
 
 def counts_too_far(row: Row, tensor: torch.Tensor) -> bool:
-    """Whether the result would have more elements than a program should: one for each number up to the largest."""
+    """Whether the result would be too large: it has an element for each number up to the largest one."""
     return "w" in row.only and any(one > LARGEST_COUNT for one in tensor.flatten().tolist() if isinstance(one, int))
 
 
@@ -82,7 +82,7 @@ def first_tensor(draw: Drawer, row: Row, kind: str | None = None) -> str:
 
 
 def value(draw: Drawer, letter: str, first: str, row: Row) -> str:
-    """An argument for this letter. `first` is the first tensor."""
+    """Draws an argument for this letter (operators.py). `first` is the first tensor."""
     tensor = draw.get(first) if first else torch.zeros(())
     match letter:
         case "T":
@@ -91,7 +91,7 @@ def value(draw: Drawer, letter: str, first: str, row: Row) -> str:
             return draw.like(first)
         case "N":
             if draw.chance(0.06):
-                return draw.assign(f"torch.tensor({draw.number(tensor.dtype)})", "tensor")  # of the CPU
+                return draw.assign(f"torch.tensor({draw.number(tensor.dtype)})", "tensor")  # a CPU tensor
             return draw.like(first) if draw.chance(0.6) else draw.number(tensor.dtype)
         case "n":
             return draw.number(tensor.dtype)
@@ -129,14 +129,14 @@ def value(draw: Drawer, letter: str, first: str, row: Row) -> str:
             count = draw.one([1, 2, 2, 3])
             picked = [draw.tensor() if not tensor.dim() else draw.like(first) for _ in range(count - 1)]
             return "[" + ", ".join([first or draw.tensor(), *picked]) + "]"
-    return letter  # itself
+    return letter  # a literal
 
 
 _COUNTS = {"arange", "linspace", "logspace", "eye", "histc", "histogram"}
 
 
 def complete(draw: Drawer, row: Row, keep: Made | None = None) -> Made:
-    """A call of this row; like `keep`, with some of its arguments drawn again."""
+    """Draws a call of this row. With `keep`, keeps most arguments of an earlier call."""
 
     def again() -> bool:
         return keep is None or draw.chance(0.35)
@@ -219,7 +219,7 @@ _FACTORIES = {"arange", "linspace", "logspace", "eye", "full"}
 
 
 def attempt(draw: Drawer, text: str) -> object:
-    """What the CPU returns for this, without effect on the program; None where it raises."""
+    """Evaluates an expression on the CPU without changing the program; None if it raises an error."""
     names = dict(draw.run.cpu)
     names |= {name: copied(names[name]) for name in set(NAME.findall(text)) & set(names)}
     try:
@@ -231,7 +231,7 @@ def attempt(draw: Drawer, text: str) -> object:
 
 
 def sane(draw: Drawer, made: Made, text: str) -> bool:
-    """False for what is undefined on the CPU: numbers that are not in the range of the integers they become."""
+    """Whether the call is defined on the CPU: numbers that are converted to integers must be in their range."""
     if (
         any(f"torch.{name}" in text for name in ("uint8", "int8", "int16", "int32", "int64"))
         or made.row.name in _FACTORIES
@@ -251,12 +251,12 @@ _NO_BYTES = ("nan", "inf", "1e30", "2**40", "300", "-1")
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether each number is one of a byte's: a kernel that counts up to it is done in a moment."""
+    """Whether all absolute values are below 128, so that a kernel that counts up to them is fast."""
     return bool((tensor.detach().double().abs() < 128).all())
 
 
 def whole_in(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether each of its numbers is in the range of an integer dtype."""
+    """Whether all values are in the range of an integer dtype."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return True
     numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
@@ -269,7 +269,7 @@ def whole_in(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def convertible(draw: Drawer, source: str, dtype: torch.dtype) -> bool:
-    """Whether the CPU's conversion is defined."""
+    """Whether the conversion of `source` to `dtype` is defined on the CPU."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return True
     return whole_in(draw.get(source), dtype)

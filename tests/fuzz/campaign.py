@@ -1,4 +1,4 @@
-"""Running programs for a while, in processes that may end, and gathering what they find."""
+"""Runs programs for some time in child processes, which can crash, and collects the findings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 from fuzz.known import reason_for
 
 SESSION = Path(__file__).with_name("session.py")
-SILENCE = 180.0  # seconds in which a line of a program may run, kernels being built, before it counts as one that hangs
-CRASH_TRIES = 25  # processes, to shrink a program that ends its own
+SILENCE = 180.0  # seconds that a line can take, including kernel builds, before it counts as a hang
+CRASH_TRIES = 25  # processes for shrinking a program that crashes
 
 
 @dataclass
 class Report:
-    """What a campaign on devices of a driver did and found, by key."""
+    """The results of a campaign on devices of the driver `on`."""
 
     on: str
     programs: int = 0
@@ -36,14 +36,14 @@ class Report:
     unrepeated: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, item: dict[str, Any]) -> bool:
-        """Takes an example in; whether it is the first of its key."""
+        """Adds an example. Returns whether it is the first finding with its key."""
         key = item["finding"]
         if item["verdict"] == "excused":
             self.rounding += 1
             return False
         reason = reason_for(key, item["message"], [step["line"] for step in item["steps"]], self.on)
         if item["verdict"] == "the CPU's":
-            reason = "PyTorch's kernel for the CPU ends the process by itself"
+            reason = "PyTorch's CPU kernel crashes the process"
         if reason is not None:
             self.meant[reason] = self.meant.get(reason, 0) + 1
             return False
@@ -58,7 +58,7 @@ class Report:
 
 
 def settings(on: str) -> dict[str, str]:
-    """The environment of a process whose bp:0 and bp:1 are of this driver."""
+    """Returns the environment of a process whose bp:0 and bp:1 belong to this driver."""
     environment = {
         **os.environ,
         "TORCH_BACKPLANE_DRIVERS": on if on != "opencl" else "opencl,host",
@@ -73,14 +73,14 @@ def settings(on: str) -> dict[str, str]:
 
 
 class Campaign:
-    """Programs from a seed on, until the time or their number is up.
+    """Runs programs with consecutive seeds until a time or number limit.
 
     Args:
         on: the driver.
-        first: the first program's seed.
-        seconds: for how long.
-        programs: how many, at most.
-        tell: is called with each first example of a finding.
+        first: the seed of the first program.
+        seconds: the time limit.
+        programs: the maximum number of programs.
+        tell: called with the first example of each finding.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Campaign:
         return self.report
 
     def _process(self, progress: str) -> None:
-        """One process, until it is done or ends in the middle of a program."""
+        """Runs one child process until it is done or crashes."""
         first = self.next
         task = {
             "first": first,
@@ -178,7 +178,7 @@ class Campaign:
 
 
 def _ends_on_cpu(program: str, devices: tuple[str, str], environment: dict[str, str]) -> bool:
-    """Whether the program ends its process without what it does on the devices."""
+    """Whether the program also crashes without its part on the devices."""
     on_devices = f'program("{devices[0]}", "{devices[1]}")'
     assert on_devices in program
     alone = program.replace(on_devices, "")
@@ -187,7 +187,7 @@ def _ends_on_cpu(program: str, devices: tuple[str, str], environment: dict[str, 
 
 
 def _lines(process: subprocess.Popen[str], progress: str) -> Any:
-    """What the process prints, until it ends, which it is made to where nothing has happened for long."""
+    """Yields the lines that the process prints. Kills the process if it makes no progress for SILENCE seconds."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Calls from the sample inputs of PyTorch's database: small ones, whose tensors are written out."""
+"""Calls from the sample inputs of PyTorch's operator database. Their small tensors are written as literals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fuzz.drawing import Drawer
 from fuzz.moves import move
 from fuzz.operators import function
 
-LARGEST = 24  # elements of a tensor that is written out
-SAMPLES = 30  # of an operator in a dtype
+LARGEST = 24  # maximum number of elements of a tensor literal
+SAMPLES = 30  # maximum number of samples of an operator and dtype
 _DTYPES = [torch.float32, torch.float32, torch.int64, torch.float16, torch.bool, torch.complex64, torch.bfloat16]
-# Random, memory as it was found, results that are unique only up to a sign or an order, or about the host alone.
-# A name with a dot at its end stands for all that begin so, one with a star at its end for all that contain it.
+# Operators with random or uninitialized results, with results that are unique only up to a sign or an order, or that
+# concern only the host. A name with a dot at the end matches as a prefix, a name with a star at the end as a substring.
 _LEFT_OUT_NAMES = """
 empty* rand randn randint rand_like randn_like randint_like normal* bernoulli multinomial dropout* jiterator*
 linalg. svd* pca_lowrank eig qr geqrf ormqr lu lu_solve lu_unpack sparse. to_sparse item resize* new_empty*
@@ -75,7 +75,7 @@ def _spellable(tree: Any) -> bool:
 
 
 def _written(draw: Drawer, tree: Any, layouts: bool) -> str:
-    """A tree of arguments as code; its tensors in lines of their own, with another layout at times."""
+    """Returns a tree of arguments as code. Adds lines for its tensors, sometimes with another layout."""
     if isinstance(tree, torch.Tensor):
         return _tensor(draw, tree, layouts)
     if isinstance(tree, torch.Size):
@@ -112,7 +112,7 @@ def _tensor(draw: Drawer, tensor: torch.Tensor, layouts: bool) -> str:
 
 @move
 def sample(draw: Drawer) -> None:
-    """One sample two or three times: as it is, then in another layout, in place, or with gradients."""
+    """Calls an operator with samples one to three times: unchanged, with other layouts, in-place, or with gradients."""
     at = draw.random.randrange(len(_operators()))
     op = _operators()[at]
     found = _samples(at, draw.one(_DTYPES)) or _samples(at, torch.float32)

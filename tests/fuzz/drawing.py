@@ -1,4 +1,4 @@
-"""Drawing what calls are made of: tensors of all kinds of memory, numbers, dimensions, indices."""
+"""Draws random arguments of calls: tensors with various layouts, numbers, dimensions, indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fuzz.lockstep import Lockstep
 from fuzz.programs import Finding, Step, living
 
-# How often.
+# Relative frequencies.
 DTYPES = {
     torch.float32: 10, torch.int64: 4, torch.bool: 3, torch.float16: 3, torch.bfloat16: 2, torch.int32: 2,
     torch.float64: 2, torch.uint8: 2, torch.int8: 1, torch.int16: 1, torch.complex64: 2,
@@ -27,13 +27,13 @@ Shape = Sequence[int]
 
 
 class Drawer:
-    """Draws lines for a program under way: what lives in it decides what may come next.
+    """Draws lines of a program and runs them. The live tensors decide which lines can follow.
 
     Args:
-        numbers: where choices come from.
-        run: the program, which each line is added to at once.
-        report: is called with the findings.
-        announce: is called with each line before it is run, which may end the process.
+        numbers: the source of random choices.
+        run: the program, which runs each line when it is drawn.
+        report: called with the findings of each line.
+        announce: called with each line before it runs, because it can crash the process.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Drawer:
         self.announce = announce
         self.count = 0
         self.data = 0
-        # A program is about few dtypes, so that its tensors meet.
+        # A program uses few dtypes, so that tensors can be combined.
         self.palette = {torch.float32, *numbers.choices(list(DTYPES), list(DTYPES.values()), k=2)}
-        self.bad = numbers.choice([0.01, 0.02, 0.02, 0.1])  # how often an argument is one that is likely to be refused
+        self.bad = numbers.choice([0.01, 0.02, 0.02, 0.1])  # probability of an argument that is probably invalid
 
     # --- lines -------------------------------------------------------------------------------------------------------
     def line(self, text: str, operator: str, random: bool = False) -> None:
@@ -66,7 +66,7 @@ class Drawer:
         return name
 
     def tidy(self) -> None:
-        """Not too many tensors, nor too large ones."""
+        """Deletes large tensors, and random ones if there are too many."""
         names = [name for name, _ in living(self.run.cpu)]
         large = [name for name in names if any(t.numel() > LARGEST for t in self._tensors(name))]
         extra = self.random.sample(names, max(0, len(names) - LIVING))
@@ -98,7 +98,7 @@ class Drawer:
         return [item for item in items if isinstance(item, torch.Tensor)]
 
     def tensors(self, where: Callable[[torch.Tensor], bool] = lambda tensor: True) -> list[tuple[str, torch.Tensor]]:
-        """(how it is spelt, tensor) of what lives on the first device."""
+        """Returns (expression, tensor) of the live tensors on the first device."""
         found = []
         for name, value in living(self.run.cpu):
             other = self.run.bp.get(name)
@@ -115,7 +115,7 @@ class Drawer:
         return found
 
     def tensor(self, where: Callable[[torch.Tensor], bool] = lambda tensor: True, fresh: float = 0.1) -> str:
-        """A living tensor, or a new one."""
+        """Returns the expression of a live tensor, or of a new one."""
         found = self.tensors(where)
         if found and not self.chance(fresh):
             return self.one(found)[0]
@@ -138,7 +138,7 @@ class Drawer:
         return self.assign(f"make({tuple(shape)}, {dtype}, {self.data}{shown}).to(d)", "make")
 
     def new(self, shape: Shape, dtype: torch.dtype, kind: str | None = None) -> str:
-        """A new tensor, contiguous or not."""
+        """Creates a tensor with a random layout."""
         shape = tuple(shape)
         layout = self.one(["plain"] * 4 + ["gap", "turned", "offset", "expanded", "permuted"])
         if layout == "gap" and shape:
@@ -166,7 +166,7 @@ class Drawer:
         return self.data_line(shape, dtype, kind)
 
     def like(self, spelt: str, same_dtype: float = 0.6, kind: str | None = None) -> str:
-        """A tensor that broadcasts with this one, as a rule."""
+        """Returns a tensor that usually broadcasts with this one."""
         tensor = self.get(spelt)
         if kind is None and not self.chance(0.3):
             found = self.tensors(lambda other: other.shape == tensor.shape)
@@ -217,7 +217,7 @@ class Drawer:
             return 1
 
     def index(self, count: int, size: int, distinct: bool = False, shape: Shape | None = None) -> str:
-        """An index of `count` places among `size`."""
+        """Creates an index tensor with `count` indices below `size`."""
         wrong = self.chance(self.bad)
         if distinct:
             places = self.random.sample(range(size), min(count, size))
@@ -242,7 +242,7 @@ class Drawer:
         return self.new(shape, torch.bool)
 
     def out(self, result: Any, dtypes: Sequence[torch.dtype] | None = None) -> str:
-        """Something to write a result of this shape and dtype to: that fits, or does not."""
+        """Returns an `out=` tensor for a result: with its shape and dtype, or with others."""
         shape, dtype = (
             (tuple(result.shape), result.dtype) if isinstance(result, torch.Tensor) else ((2,), torch.float32)
         )

@@ -1,4 +1,4 @@
-"""Random programs."""
+"""Generates random programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzz.moves import moves
 from fuzz.operators import function, rows
 from fuzz.programs import NAME, Finding, Step
 
-LINES = 30  # moves in a program; a move is one or a few lines
+LINES = 30  # moves in a program; a move adds one or a few lines
 
 
 def program(
@@ -27,11 +27,11 @@ def program(
     announce: Callable[[Step], None],
     lines: int = LINES,
 ) -> Lockstep:
-    """Draws a program and runs it on the way."""
+    """Draws a program and runs each line when it is drawn."""
     run = Lockstep(device, other)
     draw = Drawer(random.Random(seed), run, report, announce)
     table = [row for row in rows() if function(row.name) is not None]
-    # A program is about a few operators, so that each comes back with other arguments: planned, then replayed.
+    # A program uses few operators, so that each is called again with other arguments: planned, then replayed.
     few = [draw.one(table) for _ in range(4)]
     known = moves()
     kinds = draw.random.sample(sorted(known), 5)

@@ -1,4 +1,4 @@
-"""Moves of autograd: graphs of several leaves with views and writes in them, gradients that add up, and theirs."""
+"""Moves with autograd: graphs of several leaves with views and writes, accumulated gradients, and double backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fuzz.drawing import FLOATING, Drawer
 from fuzz.moves import move
 from fuzz.networks import DIFFERENTIABLE
 
-# {0}: a value of the graph, {1}: another one, {2}: a dimension
+# {0}: a value of the graph, {1}: another value, {2}: a dimension
 _WRITES = [
     "{0}.mul_({1})", "{0}.add_({1}, alpha=2)", "{0}[..., :1].mul_(3)", "{0}.relu_()", "{0}.tanh_()",
     "{0}.clamp_(-1, 1)", "{0}.copy_({1})", "{0}.zero_()", "{0}[0] = 0", "{0}.masked_fill_({1} > 0, 2)",
@@ -20,7 +20,7 @@ _WRITES = [
 
 @move
 def graph(draw: Drawer) -> None:
-    """A graph, some of whose values are views or written to; gradients by backward(), once or twice, or by grad()."""
+    """Builds a graph with views and in-place writes; computes gradients with backward() (once or twice) or grad()."""
     dtype = draw.one([torch.float32, torch.float32, draw.dtype(FLOATING)])
     first = draw.tensor(lambda tensor: tensor.dtype == dtype, fresh=0.4)
     leaves = [draw.assign(f"{first}.detach().requires_grad_()", "leaf")]

@@ -1,4 +1,4 @@
-"""Are the device's tensors the CPU's?"""
+"""Compares the device's tensors with the CPU's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from torch_backplane.conformance.transfer import Transfer
 
-# (relative, absolute), the latter for numbers around 1: of the largest number, since sums cancel.
+# (relative, absolute). The absolute tolerance is multiplied by the largest value, because sums can cancel.
 TOLERANCES = {
     torch.float64: (1e-9, 1e-10),
     torch.complex128: (1e-9, 1e-10),
@@ -21,8 +21,8 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 8e-3),
     torch.complex32: (2e-3, 1e-3),
 }
-WORSE = 20  # how many times the CPU's error is worth telling, where the tolerance is exceeded
-SHAKEN = 4  # how many times what the operands' own rounding makes of the result
+WORSE = 20  # accepted multiple of the CPU's error
+SHAKEN = 4  # accepted multiple of the change that rounding the operands causes
 _WIDER = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
 _DEVICE = re.compile(r"bp:\d|bp\b|PrivateUse1|privateuseone(:\d)?|\bcpu\b|\bCPU\b")
 
@@ -30,7 +30,7 @@ Difference = tuple[str, str]
 
 
 def plain(text: str) -> str:
-    """An error's text without devices, addresses and stack traces."""
+    """Returns an error's text without devices, addresses and stack traces."""
     first = text.split("\nException raised from")[0].strip()
     first = re.sub(r"\b(?:torch\.(\w+)Tensor|(?:bp|CPU)(\w+)Type)\b", r"\1\2", first)
     return re.sub(r"0x[0-9a-f]+", "0x", _DEVICE.sub("DEVICE", first))
@@ -39,8 +39,14 @@ def plain(text: str) -> str:
 def compare(
     expected: Any, found: Any, values: bool = True, grad: bool = True, gradients: bool = False
 ) -> Iterator[Difference]:
-    """What differs between what a name stands for on the CPU and on the device. Without `grad`: numbers, dtypes and
-    shapes alone. Of `gradients` nobody promises a layout, and they may be small differences of large numbers."""
+    """Yields the differences between a value on the CPU and on the device.
+
+    Args:
+        values: compare values.
+        grad: compare layouts and autograd properties; otherwise only values, dtypes and shapes.
+        gradients: the value is a gradient: its layout is not compared, and its tolerance is larger, because it can be
+            the small difference of large numbers.
+    """
     wanted, structure = tree_flatten(expected)
     got, other_structure = tree_flatten(found)
     if str(structure) != str(other_structure) or [type(leaf) for leaf in wanted] != [type(leaf) for leaf in got]:
@@ -94,7 +100,7 @@ def _compare_tensors(
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool | str:
-    """What PyTorch says where it refuses to tell: of views whose base was changed in a way that it does not follow."""
+    """Returns `is_leaf`, or the error's text: PyTorch raises it for views whose base was modified in some ways."""
     try:
         return tensor.is_leaf
     except RuntimeError as error:
@@ -107,8 +113,10 @@ def _significant(tensor: torch.Tensor) -> list[int]:
 
 
 def differ(want: torch.Tensor, have: torch.Tensor, least: float = 1e-3) -> str | None:
-    """The difference between two CPU tensors of one dtype and shape, in a line, beyond the dtype's tolerance: that of
-    their largest number, which counts as `least` where it is less."""
+    """Describes the difference between two CPU tensors of the same dtype and shape; None if it is within tolerance.
+
+    The tolerance depends on the dtype and on the largest value, which counts as at least `least`.
+    """
     dtype = want.dtype
     want, have = (_computable(tensor.resolve_conj().resolve_neg()) for tensor in (want, have))
     if torch.equal(want, have):
@@ -129,27 +137,27 @@ def differ(want: torch.Tensor, have: torch.Tensor, least: float = 1e-3) -> str |
 
 
 def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """complex32 has nearly no operators on the CPU."""
+    """Converts complex32, which has nearly no CPU operators, to complex64."""
     return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
 
 
-_PLACE = r"\w+(?:\[\d+\])*"  # a name, or one of a list
+_PLACE = r"\w+(?:\[\d+\])*"  # a name, or an element of a list
 
 
 def without_out(line: str) -> tuple[str, str] | None:
-    """(what the line computes without `out=`, what it would write to); None where it has no `out=`."""
+    """Returns (the call without `out=`, the value of `out=`); None if the line has no `out=`."""
     found = re.fullmatch(rf"(?:\w+ = )?(.*), out=({_PLACE}|\(.*\))\)", line.strip())
     return (f"{found[1]})", found[2]) if found else None
 
 
 def without_writing(line: str) -> tuple[str, str] | None:
-    """The same of a method that writes to its tensor, too."""
+    """Like `without_out`; also converts in-place methods to their out-of-place form."""
     found = re.fullmatch(rf"(?:\w+ = )?({_PLACE})\.([a-z]\w*[a-z0-9])_\((.*)\)", line.strip())
     return (f"{found[1]}.{found[2]}({found[3]})", found[1]) if found else without_out(line)
 
 
 def as_computed(computed: Any, written: Any) -> bool:
-    """Whether `out=` tensors hold what the CPU computes without it, in the dtype that it computes in."""
+    """Whether the `out=` tensors contain what the CPU computes without `out=`, in the CPU's compute dtype."""
     wanted, got = tree_flatten(computed)[0], tree_flatten(written)[0]
     if len(wanted) != len(got):
         return False
@@ -162,14 +170,14 @@ def as_computed(computed: Any, written: Any) -> bool:
         if want.shape != have.shape or not torch.can_cast(have.dtype, want.dtype):
             return False
         if want.dtype != have.dtype and want.itemsize < 4 and not torch.equal(have.to(want.dtype).to(have.dtype), have):
-            return False  # half precision stays visible in a wider dtype
+            return False  # rounding to 16 bits must remain visible in a wider dtype
         if differ(want.detach(), have.to(want.dtype)) is not None:
             return False
     return True
 
 
 def adopt(want: Any, have: Any) -> bool:
-    """Gives the CPU's tensors the device's numbers, without autograd's knowing; False where they cannot be the same."""
+    """Copies the device's values to the CPU's tensors, bypassing autograd. Returns False if that is not possible."""
     for mine, theirs in zip(tree_flatten(want)[0], tree_flatten(have)[0], strict=False):
         if not isinstance(mine, torch.Tensor):
             continue
@@ -190,13 +198,14 @@ def adopt(want: Any, have: Any) -> bool:
         alias.set_(mine.untyped_storage(), mine.storage_offset(), sizes, mine.stride())
         try:
             alias.copy_(numbers[tuple(slice(0, size) for size in sizes)])
-        except RuntimeError:  # PyTorch's own, of a lazy clone that out= has resized
+        except RuntimeError:  # an error of PyTorch for a lazy clone that out= has resized
             return False
     return True
 
 
 def _same_zeros(want: torch.Tensor, have: torch.Tensor) -> bool:
-    """Whether equal numbers are it in the sign of zeros, too, which some functions leave open and others ask for."""
+    """Whether equal values also have the same signs of zeros, which some functions do not specify and others depend on.
+    """
     if not want.is_floating_point() and not want.is_complex():
         return True
     parts = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in (want, have)]
@@ -204,17 +213,17 @@ def _same_zeros(want: torch.Tensor, have: torch.Tensor) -> bool:
 
 
 def in_float64(names: dict[str, Any], line: str, shaken: bool = False) -> dict[str, Any]:
-    """The names after this line on the CPU, with float64 for everything less; nothing where it cannot be run so.
+    """Runs a line on the CPU with all lower precisions replaced by float64. Returns the names, or {} if it cannot run.
 
     Args:
-        shaken: numbers are first moved up or down by the precision of their dtype.
+        shaken: first change each value randomly up or down by the relative precision of its dtype.
     """
     found = [dtype for dtype in _dtypes(names, line) if dtype.is_floating_point or dtype.is_complex]
     if len({torch.finfo(dtype).eps for dtype in found}) > 1 and "._foreach_" not in line:
-        return {}  # which precision is meant is what is being asked; tensors of lists have each its own
+        return {}  # the intended precision is unknown; foreach operators compute each tensor in its own precision
     wide = re.sub(r"torch\.(float16|bfloat16|float32|complex64)\b", lambda m: "torch." + _WIDER[m[1]], line)
     transfer = Transfer(torch.device("cpu"), wider=True)
-    torch.set_default_dtype(torch.float64)  # what PyTorch makes of integers
+    torch.set_default_dtype(torch.float64)  # PyTorch converts integers to the default dtype
     try:
         moved = {name: transfer(value) if re.fullmatch(r"t\d+", name) else value for name, value in names.items()}
         if shaken:
@@ -238,7 +247,7 @@ def _shake(values: list[Any], eps: float) -> None:
 
 
 def _dtypes(names: dict[str, Any], line: str) -> Iterator[torch.dtype]:
-    """Of the tensors that the line speaks of: of a list that it takes one of, of that one alone."""
+    """Yields the dtypes of the tensors in the line. For an element of a list, only that of the element."""
     for name, place in re.findall(r"\b(t\d+)(?:\[(\d+)\])?", line):
         value = names.get(name)
         if place and isinstance(value, (list, tuple)):
@@ -249,8 +258,8 @@ def _dtypes(names: dict[str, Any], line: str) -> Iterator[torch.dtype]:
 
 
 def excused(exact: Any, want: Any, have: Any, shaken: Any = None) -> bool:
-    """Whether float64 says that the device is about as near as the CPU is, or as the precision of the operands, which
-    `shaken` was computed of, lets anyone be.
+    """Whether the device's result `have` is about as close to `exact` (float64) as the CPU's result `want`, or as the
+    precision of the operands allows. `shaken` is the float64 result of changed operands.
     """
     trees = [tree_flatten(tree)[0] for tree in (exact, want, have, exact if shaken is None else shaken)]
     if len({len(leaves) for leaves in trees}) > 1:
@@ -261,7 +270,7 @@ def excused(exact: Any, want: Any, have: Any, shaken: Any = None) -> bool:
         mine, theirs = mine.detach(), theirs.detach().cpu()
         if mine.shape != theirs.shape:
             return False
-        if mine.dtype != theirs.dtype:  # as the statistics of batch norm may be; both are held to the fewer digits
+        if mine.dtype != theirs.dtype:  # for example batch norm's statistics; compare in the lower precision
             if not (mine.is_floating_point() and theirs.is_floating_point()):
                 return False
             fewer = max(mine.dtype, theirs.dtype, key=lambda dtype: torch.finfo(dtype).eps)

@@ -1,4 +1,4 @@
-"""The last line of a program, and what it was given: some differences are meant of some operands alone."""
+"""The call in the last line of a program, and its operands: some differences are accepted only for some operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LastCall:
 
     @property
     def written(self) -> list[Any]:
-        """What `out=` was given: a tensor's name, or names; of `t0[…] = …` the tensor."""
+        """The names of the tensors in `out=`; for `t0[…] = …`, the name of the tensor."""
         (statement,) = ast.parse(self.lines[-1].strip()).body
         if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
             return [ast.unparse(target.value)]
@@ -39,14 +39,14 @@ class LastCall:
         return [ast.unparse(place) for place in places]
 
     def operands(self) -> list[Any]:
-        """The positional arguments as they are on the CPU before the call; of methods the tensor first."""
+        """Returns the positional arguments on the CPU before the call; for methods, the tensor comes first."""
         call = self._call
         called = call.func
         of_tensor = isinstance(called, ast.Attribute) and NAME.search(ast.unparse(called.value))
         return [self.value(ast.unparse(one)) for one in [*([called.value] if of_tensor else []), *call.args]]
 
     def value(self, expression: str) -> Any:
-        """What an expression is on the CPU before the call; None where it is nothing there."""
+        """Evaluates an expression on the CPU before the call; None if that raises an error."""
         try:
             return eval(expression, dict(self._before()))
         except Exception:
@@ -67,11 +67,11 @@ class LastCall:
                         warnings.simplefilter("ignore")
                         exec(line, self._names)
                 except Exception:
-                    continue  # it raises on the device, too
+                    continue  # the line raises on both sides
         return self._names
 
 
-# What the reasons ask
+# Conditions of known differences
 
 
 def one_tensor_for_all_results(call: LastCall) -> bool:
@@ -79,7 +79,7 @@ def one_tensor_for_all_results(call: LastCall) -> bool:
 
 
 def of_one_element(call: LastCall) -> bool:
-    """Written to is one element, or one for each dimension: a diagonal of one."""
+    """Whether one element is written: the tensor has one element, or its diagonal has."""
     (tensor, *_) = call.operands() or [None]
     return isinstance(tensor, torch.Tensor) and (tensor.numel() == 1 or (tensor.dim() > 1 and 1 in tensor.shape))
 
@@ -99,7 +99,7 @@ def of_nan(call: LastCall) -> bool:
 
 
 def converts_an_expanded(call: LastCall) -> bool:
-    """Whether an operand that is expanded has another dtype than the operands together."""
+    """Whether an expanded operand has another dtype than the promoted dtype of the operands."""
     tensors = [one for one in call.operands() if isinstance(one, torch.Tensor)]
     together = functools.reduce(torch.promote_types, [one.dtype for one in tensors], torch.bool)
     return any(
@@ -109,7 +109,7 @@ def converts_an_expanded(call: LastCall) -> bool:
 
 
 def of_results_of_lists_with_a_size_of_one(call: LastCall) -> bool:
-    """Whether an operand with a dimension of one element comes from an operator on lists."""
+    """Whether an operand with a size of 1 comes from a foreach operator."""
     lists = {name for line in call.lines[:-1] for name in re.findall(r"(\bt\d+) = torch\._foreach_", line)}
     used = {name for name in re.findall(r"\bt\d+\b", call.lines[-1]) if name in lists}
     tensors = [one for name in used for one in tree_leaves(call.value(name)) if isinstance(one, torch.Tensor)]
@@ -122,7 +122,7 @@ def far_below_zero(call: LastCall) -> bool:
 
 
 def is_infinite_beside_zeros(call: LastCall) -> bool:
-    """Whether there is a zero, and the product of what is greater than one is beyond float32, of a whole tensor."""
+    """Whether a whole tensor has a zero, and the product of its elements above one overflows float32."""
     (tensor, *rest) = call.operands() or [None]
     if rest or "dim" in call.lines[-1]:
         return False
@@ -141,13 +141,13 @@ def of_halves(call: LastCall) -> bool:
 
 
 def normalizes_zeros(call: LastCall) -> bool:
-    """Whether a line before takes F.normalize of a tensor with zeros."""
+    """Whether a line calls F.normalize on a tensor with zeros."""
     found = [part for line in call.lines for part in re.findall(r"F\.normalize\((t\d+)", line)]
     return any(bool((call.value(name) == 0).any()) for name in found if isinstance(call.value(name), torch.Tensor))
 
 
 def written_overlaps_itself(call: LastCall) -> bool:
-    """What `out=` was given does; without it the tensor whose method was called."""
+    """Whether a tensor in `out=` overlaps itself; without `out=`, the tensor of the method."""
     return any(map(overlaps_itself, map(call.value, call.written) if call.written else call.operands()[:1]))
 
 
@@ -156,7 +156,7 @@ def writes_batches_with_gaps_on_the_host(call: LastCall) -> bool:
 
 
 def overlaps_itself(tensor: Any) -> bool:
-    """Whether two elements are at one address."""
+    """Whether two elements have the same address."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         return False
     at = torch.zeros((), dtype=torch.int64)
@@ -166,7 +166,9 @@ def overlaps_itself(tensor: Any) -> bool:
 
 
 def has_batches_apart(tensor: Any) -> bool:
-    """Whether the matrices of a tensor are not one step apart: PyTorch's triu and tril for the CPU take them to be."""
+    """Whether the distance between a tensor's matrices varies. PyTorch's triu and tril on the CPU assume that it is
+    constant.
+    """
     if not isinstance(tensor, torch.Tensor) or tensor.dim() < 4:
         return False
     try:

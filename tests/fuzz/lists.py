@@ -1,4 +1,4 @@
-"""Moves with lists of tensors: torch._foreach_* in each of their forms, by their schemas."""
+"""Moves with lists of tensors: all overloads of torch._foreach_*, from their schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz.moves import move
 
 @cache
 def _overloads() -> list[tuple[str, tuple[tuple[str, str, bool], ...]]]:
-    """(name, its arguments: (name, type, whether it is optional)) of each form that is called so in Python."""
+    """Returns (name, arguments as (name, type, whether it is optional)) of each overload without `out=`."""
     found = []
     for name in sorted(dir(torch)):
         if not name.startswith("_foreach_") or not hasattr(torch.ops.aten, name):
@@ -29,7 +29,7 @@ def _overloads() -> list[tuple[str, tuple[tuple[str, str, bool], ...]]]:
 
 @move
 def lists(draw: Drawer) -> None:
-    """A form two or three times, with other numbers and tensors."""
+    """Calls an overload one to three times, with different numbers and tensors."""
     alone = draw.chance(0.25)
     name, arguments = draw.one([one for one in _overloads() if (len(one[1]) == 1) == alone])
     count = draw.one([0, 1, 2, 2, 3, 9])
@@ -37,7 +37,7 @@ def lists(draw: Drawer) -> None:
     for _ in range(draw.one([1, 2, 3])):
         if tensors and draw.chance(0.4):
             tensors[draw.random.randrange(len(tensors))] = draw.tensor(fresh=0.5)
-        if name.endswith("_"):  # each is written once
+        if name.endswith("_"):  # write each tensor only once
             tensors = list(dict.fromkeys(tensors))
         given = [_argument(draw, kind, word, tensors, at == 0) for at, (word, kind, optional) in enumerate(arguments)
                  if not optional or draw.chance(0.5)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Running a program on the CPU and on the device, line by line, and telling what differs after each."""
+"""Runs a program line by line on the CPU and on the device, and compares them after each line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz import judging
 from fuzz.last_call import has_batches_apart, overlaps_itself
 from fuzz.programs import Finding, Step, fresh_plans, living, namespace
 
-# PyTorch's CPU kernel reads weights as if they had no strides.
+# PyTorch's CPU kernel reads the weights as if they were contiguous.
 WEIGHTS = re.compile(r"(\btorch\.native_group_norm\([^,()]+), (t\d+(?:\[\d+\])?), (t\d+(?:\[\d+\])?),")
 GRADIENTS = re.compile(r"backward\(|autograd\.grad\(|\.grad\b")
 CPU_LACKS = re.compile(
@@ -23,10 +23,10 @@ CPU_LACKS = re.compile(
 
 
 class Lockstep:
-    """A program under way on two devices, of which the CPU is right.
+    """A running program on the CPU, which is the reference, and on a device.
 
-    After each line the CPU's numbers become the device's, so that a last digit does not grow into a difference of the
-    lines that follow.
+    After each line, the CPU's tensors adopt the device's values, so that later lines do not amplify rounding
+    differences.
     """
 
     def __init__(self, device: str, other: str) -> None:
@@ -38,7 +38,7 @@ class Lockstep:
         self.raised: set[int] = set()
 
     def run(self, step: Step) -> list[Finding]:
-        """Runs a line on both; what differs then."""
+        """Runs a line on both and returns the findings."""
         self.steps.append(step)
         code = compile(step.line, "<program>", "exec")
         self.before = {name: copied(self.cpu[name]) for name in _touched(self.cpu, step.used)}
@@ -59,7 +59,7 @@ class Lockstep:
         as_without_out = not apart and (confused or self._as_without_writing(step))
         differences += self._tensors(step, apart)
         if not apart and any(kind.endswith("values") for kind, _ in differences) and as_without_out:
-            # The CPU has read what it had written already, or its rounding is that of another dtype than out='s.
+            # The CPU read values that it had already overwritten, or rounded to another dtype than that of out=.
             differences = [(kind, message) for kind, message in differences if not kind.endswith("values")]
         if not apart and any(kind == "values" for kind, _ in differences) and self._as_right_form(step):
             differences = [(kind, message) for kind, message in differences if kind != "values"]
@@ -67,12 +67,12 @@ class Lockstep:
         if confused and one_refused:
             differences = []
         if one_refused or (expected is not None and (late is not None or CPU_LACKS.search(str(expected)))):
-            # Where one has computed, tensors differ of course, also where the CPU lacks a kernel for one of a list, and
-            # the device refuses a later one. What an error that is found on the device leaves of written tensors is
-            # nobody's promise.
+            # If only one side raised an error, tensors differ. The same holds if the CPU lacks a kernel for one tensor
+            # of a list and the device rejects a later one. After an asynchronous error, the contents of written tensors
+            # are unspecified.
             differences = [(kind, message) for kind, message in differences if not kind.startswith("after an error")]
         if apart and (parts := judging.without_out(step.line)) is not None:
-            # An out= that was resized before the error was found is as it happens to be.
+            # An out= that was resized before the error has unspecified contents.
             written = re.findall(r"\bt\d+\b", parts[1])
             differences = [
                 (kind, message)
@@ -82,7 +82,7 @@ class Lockstep:
         return [Finding(kind, step.operator, message, list(self.steps)) for kind, message in dict(differences).items()]
 
     def _safe(self, step: Step) -> Any:
-        """The line as the CPU runs it: PyTorch's triu and tril write outside of some tensors that they are given."""
+        """Returns the line for the CPU. Replaces triu and tril where PyTorch's CPU kernels write out of bounds."""
         parts = judging.without_out(step.line)
         if parts is None or step.operator not in ("triu out=", "tril out=") or parts[1] not in self.cpu:
             return compile(step.line, "<program>", "exec")
@@ -94,12 +94,12 @@ class Lockstep:
             result = None
         is_like = isinstance(result, torch.Tensor) and result.shape == given.shape and result.dtype == given.dtype
         if is_like and has_batches_apart(given) and not (result.requires_grad or given.requires_grad):
-            # Into elements that share memory any may come last: known.py lets them be what they are.
+            # With overlapping elements, any value can be written last: known.py accepts such differences.
             line = "pass" if overlaps_itself(given) else f"{written}.copy_({computed})"
         return compile(line, "<program>", "exec")
 
     def _as_right_form(self, step: Step) -> bool:
-        """Whether the device has computed what the CPU does in a form that it gets right."""
+        """Whether the device's result is that of the CPU with contiguous weights, which the CPU computes correctly."""
         found = WEIGHTS.search(step.line)
         if found is None or step.assigned is None:
             return False
@@ -110,7 +110,7 @@ class Lockstep:
         return not list(judging.compare(names[step.assigned], self.bp[step.assigned], grad=False))
 
     def _as_without_writing(self, step: Step) -> bool:
-        """Whether the device has written to `out=`, or in place, what the CPU computes where it writes elsewhere."""
+        """Whether the device's `out=` or in-place result is what the CPU computes out of place."""
         parts = judging.without_writing(step.line)
         if parts is None:
             return False
@@ -122,7 +122,7 @@ class Lockstep:
             return False
 
     def _resizes_operand(self, step: Step) -> bool:
-        """Whether `out=` has an operand's memory and was resized: nobody knows then what was read."""
+        """Whether `out=` shares memory with an operand and was resized. The operand's values are then unspecified."""
         parts = judging.without_out(step.line)
         if parts is None:
             return False
@@ -152,7 +152,7 @@ class Lockstep:
             yield "error text", f"{_say(found)}; the CPU: {_say(expected)}"
 
     def _tensors(self, step: Step, apart: bool) -> list[tuple[str, str]]:
-        """Compares what lives on both sides, and makes it the same again."""
+        """Compares all live tensors, and makes the CPU's adopt the device's values."""
         differences: list[tuple[str, str]] = []
         for names, others in ((self.cpu, self.bp), (self.bp, self.cpu)):
             for name in [name for name, _ in living(names) if name not in others]:
@@ -163,7 +163,7 @@ class Lockstep:
             as_before = (
                 apart and name in self.before and not list(judging.compare(self.before[name], found, grad=False))
             )
-            # An out= that was resized before the error was found is memory as it happens to be.
+            # An out= that was resized before the error has unspecified contents.
             resized = apart and name in self.before and judging.shapes(self.before[name]) != judging.shapes(expected)
             values = not (step.random or resized or (name != step.assigned and self._shows_bits(expected, step)))
             gradients = bool(GRADIENTS.search(step.line))
@@ -178,7 +178,7 @@ class Lockstep:
         return differences
 
     def _shows_bits(self, value: Any, step: Step) -> bool:
-        """Whether these are integers in the memory of floats that the step has used, whose last digits may differ."""
+        """Whether the value has integers in the memory of floats that the step used, whose last digits can differ."""
         used = [self.cpu.get(name) for name in {*step.used, step.assigned} if name is not None]
         tensors = [leaf for leaf in tree_iter(used) if _has_memory(leaf)]
         floats = {_memory(one) for one in tensors if one.dtype in judging.TOLERANCES}
@@ -195,7 +195,7 @@ class Lockstep:
 
 
 def _sharing(names: dict[str, Any]) -> set[tuple[str, str]]:
-    """Pairs of names whose tensors share memory: each with the first that has it."""
+    """Returns pairs of names whose tensors share memory: each name with the first one of that memory."""
     first: dict[int, str] = {}
     pairs = set()
     for name, value in living(names):
@@ -208,7 +208,7 @@ def _sharing(names: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def _touched(names: dict[str, Any], used: set[str]) -> list[str]:
-    """The names that are used, and those whose tensors share memory with theirs."""
+    """Returns the used names, and the names whose tensors share memory with theirs."""
     memory = {name: _memories(value) for name, value in living(names)}
     written = set().union(*(memory.get(name, set()) for name in used))
     return [name for name, found in memory.items() if name in used or found & written]
@@ -227,7 +227,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def copied(value: Any) -> Any:
-    """What a name stands for, as it is now."""
+    """Returns a value with copies of its tensors."""
 
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
 
@@ -236,7 +236,7 @@ def run_line(code: Any, names: dict[str, Any]) -> Exception | None:
     try:
         exec(code, names)
     except Exception as error:
-        error.__traceback__ = None  # holds tensors
+        error.__traceback__ = None  # keeps tensors alive
         return error
     return None
 

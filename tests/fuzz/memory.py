@@ -1,4 +1,4 @@
-"""Views, and moves that write: numbers, copies, conversions, memory that overlaps."""
+"""Moves that create views or write to memory: fills, copies, conversions, overlapping memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fuzz.moves import move
 
 
 def view(draw: Drawer) -> None:
-    """A view of a living tensor."""
+    """Creates a view of a live tensor."""
     name = draw.tensor()
     tensor = draw.get(name)
     rank = tensor.dim()
@@ -77,7 +77,7 @@ def fill(draw: Drawer) -> None:
 
 @move
 def shape_of_itself(draw: Drawer) -> None:
-    """Changes a tensor's sizes and strides in place, or which memory it is in."""
+    """Changes a tensor's sizes, strides or storage in place."""
     name = draw.tensor()
     tensor = draw.get(name)
     dim = draw.dim(name)
@@ -98,7 +98,7 @@ def shape_of_itself(draw: Drawer) -> None:
 
 @move
 def in_part(draw: Drawer) -> None:
-    """Views, and what is written into them, as new tensors."""
+    """Calls select_scatter, slice_scatter, diagonal_scatter and as_strided_scatter."""
     name = draw.tensor(lambda tensor: tensor.dim() > 0)
     tensor = draw.get(name)
     dim = draw.dim(name)
@@ -129,8 +129,9 @@ def copy(draw: Drawer) -> None:
 
 @move
 def overlapping(draw: Drawer) -> None:
-    """Reads and writes memory that is the same in part. PyTorch does not look for it in sums, and of tensors that are
-    not dense, and computes what it happens to: there errors alone are compared."""
+    """Reads and writes overlapping memory. PyTorch does not check for this in sums and for tensors that are not dense;
+    the results are then undefined, so only errors are compared.
+    """
     name = draw.tensor(lambda tensor: tensor.dim() > 0 and tensor.shape[0] > 1)
     form = draw.one([
             "{0}[1:].copy_({0}[:-1])", "{0}[:-1].add_({0}[1:])", "torch.mul({0}[1:], 2, out={0}[:-1])",
@@ -148,7 +149,7 @@ def overlapping(draw: Drawer) -> None:
 
 @move
 def expanded_target(draw: Drawer) -> None:
-    """Writes to a tensor whose elements share memory, which is refused but where all become the same."""
+    """Writes to a tensor with overlapping elements, which is an error unless all elements get the same value."""
     name = draw.tensor(lambda tensor: tensor.dim() > 0)
     wide = draw.assign(f"{name}.unsqueeze(0).expand(3, *{name}.shape)", "expand")
     number = draw.number(draw.get(name).dtype)

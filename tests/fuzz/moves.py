@@ -1,4 +1,4 @@
-"""Moves of programs that no table describes, by name; their files add them."""
+"""Registry of moves: functions that add lines to a program and are not described by the table of operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def move(function: Callable[[Drawer], None]) -> Callable[[Drawer], None]:
 
 
 def moves() -> dict[str, Callable[[Drawer], None]]:
-    """All of them."""
+    """Returns all moves by name."""
     for file in ("memory", "places", "networks", "graphs", "lists", "database"):
         importlib.import_module(f"fuzz.{file}")
-    return {**_MOVES, "sample_again": _MOVES["sample"]}  # which comes twice as often
+    return {**_MOVES, "sample_again": _MOVES["sample"]}  # `sample` is twice as likely

@@ -1,4 +1,4 @@
-"""Moves that are as in the training of networks: gradients, layers, lists of tensors, random numbers; and reads."""
+"""Moves as in the training of networks: gradients, layers, lists of tensors, random numbers, and reads of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz.moves import move
 
 @move
 def gradient(draw: Drawer) -> None:
-    """Some operators on a leaf, and its gradient, with a cotangent of any layout."""
+    """Applies operators to a leaf and computes its gradient with a cotangent of random layout."""
     source = draw.tensor(lambda tensor: tensor.dtype in FLOATING, fresh=0.3)
     leaf = draw.assign(f"{source}.detach().requires_grad_()", "leaf")
     value = leaf
@@ -34,7 +34,7 @@ def gradient(draw: Drawer) -> None:
     draw.assign(f"torch.autograd.grad({value}, [{leaf}], {cotangent}, allow_unused=True)", f"{operator} backward")
 
 
-# {0}: the value, {1}: one that broadcasts with it, {2}: a dimension, {3}: an index
+# {0}: the value, {1}: a tensor that broadcasts with it, {2}: a dimension, {3}: an index
 _FORMS = """
 {0} * {1} | {0} + {1} | {0} / {1}.exp() | {1} - {0} | torch.exp({0}) | torch.tanh({0}) | torch.sigmoid({0})
 F.relu({0}) | F.gelu({0}) | F.silu({0}) | {0}.sum({2}) | {0}.mean({2}) | {0}.amax({2}) | {0}.var()
@@ -61,7 +61,7 @@ DIFFERENTIABLE = [
 
 @move
 def read(draw: Drawer) -> None:
-    """Values that come to the host."""
+    """Reads values or properties on the host."""
     name = draw.tensor()
     form = draw.one([
             "{0}.tolist()", "{0}.sum().item()", "bool(({0} == {0}).all())",
@@ -74,7 +74,7 @@ def read(draw: Drawer) -> None:
 
 @move
 def foreach(draw: Drawer) -> None:
-    """In-place operators of lists of tensors, as optimizers call them."""
+    """Calls in-place operators on lists of tensors, as optimizers do."""
     first = draw.tensor(lambda tensor: tensor.dtype in FLOATING)
     tensors = [first, *(draw.tensor(lambda tensor: tensor.dtype in FLOATING) for _ in range(draw.one([0, 1, 2])))]
     if len(set(tensors)) < len(tensors) and draw.chance(0.9):
@@ -113,7 +113,7 @@ def factory_out(draw: Drawer) -> None:
 
 @move
 def random_numbers(draw: Drawer) -> None:
-    """Of these, only what kind of tensor comes out is compared; and what is refused."""
+    """Calls random operators. Only the properties of the results and the errors are compared."""
     name = draw.tensor(lambda tensor: tensor.dtype in FLOATING)
     form = draw.one([
             "torch.rand_like({0})", "torch.randn_like({0})", "F.dropout({0}, {1})", "torch.bernoulli({0})",
@@ -138,7 +138,7 @@ def random_in_place(draw: Drawer) -> None:
 
 @move
 def modules(draw: Drawer) -> None:
-    """Layers of networks, from numbers that fit."""
+    """Calls the functions of network layers with matching sizes."""
     batch, channels, size = draw.one([0, 1, 2, 3]), draw.one([2, 4]), draw.one([3, 4, 5, 8])
     dtype = draw.dtype(FLOATING)
     x = draw.new((batch, channels, size), dtype)

@@ -1,13 +1,14 @@
-"""The operators that programs call, and with what: partly from PyTorch's database, by their class, partly from tables.
+"""The operators that programs call, and their arguments, from the table below and from PyTorch's operator database.
 
-A row is the name of a function of `torch`, and a letter for each argument:
+A row is the name of a function of `torch` and a letter for each argument:
 
     T  a tensor                         s  a number                        d  a dimension
     L  a tensor that broadcasts         N  a number, or L                  D  one or several dimensions
     M  a mask of the first's shape      b  True or False                   i  a small integer
-    x=…  an optional keyword argument, drawn half of the time
+    x=…  an optional keyword argument, used half of the time
 
-Letters after a colon restrict the first tensor: f floating point, n no bool, v one dimension, m two or more, q square.
+Letters after a colon restrict the first tensor: f floating point or complex, n not bool, w small non-negative integers,
+v one dimension, 2 two dimensions, m two or more dimensions.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ _NO_OUT = {
     "zeros_like",
     "clone",
 }
-# Not of the CPU alone, or whose results are memory as it was found.
+# Operators that programs do not call, for example because their results are random or uninitialized.
 _LEFT_OUT_NAMES = """
 empty_like rand_like randn_like randint_like bernoulli nn.functional.dropout float_power __rpow__ igamma
 igammac bitwise_left_shift bitwise_right_shift __rlshift__ __rrshift__ polygamma special.zeta heaviside
@@ -133,7 +134,7 @@ def _from_database() -> list[Row]:
 
 
 def function(name: str) -> Any:
-    """torch's function of this name."""
+    """Returns torch's function of this name, or None."""
     import torch
 
     value: Any = torch

@@ -10,7 +10,7 @@ from fuzz.moves import move
 
 
 def subscript(draw: Drawer, name: str, distinct: bool) -> tuple[str, bool]:
-    """What stands in the brackets, and whether a tensor of indices is in it."""
+    """Returns the text of a subscript, and whether it contains an index tensor or a mask."""
     shape = draw.get(name).shape
     parts: list[str] = []
     dim = 0
@@ -22,7 +22,7 @@ def subscript(draw: Drawer, name: str, distinct: bool) -> tuple[str, bool]:
         if kind == "index" or (kind == "list" and size):
             here = count if not distinct or indexed else min(count, size)
             if distinct and indexed:
-                here = count  # the first is distinct, so pairs are
+                here = count  # the first index is distinct, so the combinations are
             index = draw.index(here, size, distinct=distinct and not indexed)
             count = draw.get(index).numel()
             parts.append(index if kind == "index" else f"{index}.tolist()")
@@ -81,7 +81,7 @@ def write_index(draw: Drawer) -> None:
 
 @move
 def along(draw: Drawer) -> None:
-    """index_select, gather, scatter and their kin."""
+    """Calls index_select, gather, scatter and related operators."""
     name = draw.tensor()
     tensor = draw.get(name)
     dim = draw.dim(name)
@@ -128,7 +128,7 @@ def along(draw: Drawer) -> None:
         count *= extent
     if kind in ("gather", "take_along_dim", "scatter_add", "scatter_reduce"):
         index = draw.index(count, size, shape=shape)
-    else:  # each place once
+    else:  # each index at most once
         order = draw.random.sample(range(size), min(shape[place], size)) if shape else [0]
         along_dim = [1] * len(shape)
         if shape:
@@ -155,7 +155,7 @@ def along(draw: Drawer) -> None:
 
 @move
 def flat(draw: Drawer) -> None:
-    """take, put_, masked_scatter_, masked_select."""
+    """Calls take, put_, masked_scatter_ or masked_select."""
     name = draw.tensor()
     tensor = draw.get(name)
     kind = draw.one(["take", "put_", "masked_scatter_", "masked_select"])

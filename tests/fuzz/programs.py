@@ -1,4 +1,4 @@
-"""Programs: lines of PyTorch code, and running them on the device and on the CPU in step."""
+"""Programs as lines of PyTorch code, and their findings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Step:
     """A line of a program.
 
     Args:
-        line: the code. Names of tensors are t0, t1, …; `d` and `e` are two devices of the kind under test.
-        operator: what findings in it are named after.
-        random: its values are not those of the CPU.
+        line: the code. Tensors have the names t0, t1, …; `d` and `e` are two devices of the tested driver.
+        operator: the name for findings in this line.
+        random: the values are not compared with the CPU.
     """
 
     line: str
@@ -88,7 +88,7 @@ def living(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def needed(steps: Iterable[Step], also: set[int] | None = None) -> list[Step]:
-    """Those of the steps whose names are there."""
+    """Returns the steps whose names are defined by earlier steps."""
     known: set[str] = set()
     kept = []
     for step in steps:
@@ -102,14 +102,19 @@ def needed(steps: Iterable[Step], also: set[int] | None = None) -> list[Step]:
 
 
 def fresh_plans() -> None:
-    """Each program plans anew, so that it repeats wherever it is run."""
+    """Discards all plans, so that a program behaves the same in every process."""
     plans.clear()
 
 
 def as_program(
     steps: list[Step], finding: Finding, device: str, other: str, settings: dict[str, str], raised: set[int]
 ) -> str:
-    """A program to paste: the lines, on the CPU and on the device. `raised`: the steps that raise on both."""
+    """Returns a standalone program that runs the steps on the CPU and on the device.
+
+    Args:
+        settings: environment variables to show in the header.
+        raised: indices of the steps that raise an error on both.
+    """
     head = ["import torch", "import torch.nn.functional as F", "from torch import inf, nan"]
     if any("make(" in step.line for step in steps):
         head += ["", "", inspect.getsource(make).replace("  # type: ignore[no-untyped-def]", "").rstrip()]

@@ -1,8 +1,8 @@
-"""A process that runs programs and reports what it finds, a line of JSON each, on its standard output.
+"""A process that runs programs and prints each finding as a line of JSON.
 
     python tests/fuzz/session.py '{"first": 0, "seconds": 60, "progress": "/tmp/lines"}'
 
-What it is about to run is in the file `progress`, so that the program is known that ends the process.
+Each line of a program is written to the file `progress` before it runs, so that a program that crashes is known.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 DEVICE, OTHER = "bp:0", "bp:1"
-SHRUNK = 2  # of each key so many examples are shrunk
+SHRUNK = 2  # maximum number of examples per key that are shrunk
 
 
 class Session:
-    """Programs from one seed on, one after the other."""
+    """Runs programs and collects their findings."""
 
     def __init__(self, progress: str, say: Any) -> None:
         self.progress = open(progress, "w+")  # noqa: SIM115
@@ -56,7 +56,7 @@ class Session:
             self.say(self.example(finding, seed))
 
     def example(self, finding: Any, seed: int) -> dict[str, Any]:
-        """The finding, shrunk, as JSON."""
+        """Shrinks a finding and returns it in JSON form."""
         from fuzz import shrinking
         from fuzz.programs import as_program
 

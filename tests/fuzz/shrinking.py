@@ -1,4 +1,4 @@
-"""Making a program that shows a finding small."""
+"""Replays and shrinks programs with findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shows = Callable[[list[Step]], "Finding | None"]
 
 
 def replayed(steps: list[Step], key: str, device: str, other: str) -> Finding | None:
-    """The finding of this key in the program, from its start; None where it does not show."""
+    """Runs the program from its start and returns the finding with this key, or None."""
     run = Lockstep(device, other)
     for step in steps:
         for finding in run.run(step):
@@ -30,15 +30,15 @@ def raising(steps: list[Step], device: str, other: str) -> set[int]:
 
 
 def excused(steps: list[Step], device: str, other: str) -> bool:
-    """Whether float64 says of the last line that the device's numbers are as good as the CPU's.
+    """Whether, compared with float64, the device's values of the last line are as accurate as the CPU's.
 
-    Of a gradient it says so of the lines from its leaves on, as it needs a graph in float64.
+    For gradients, the lines from the leaves on run in float64, because they need the graph.
     """
     run = Lockstep(device, other)
     leaves = [at for at, step in enumerate(steps[:-1]) if ".requires_grad_(" in step.line]
     is_gradient = re.search(r"autograd\.grad\(|\.grad$", steps[-1].line.strip())
     begin = leaves[0] + 1 if leaves and is_gradient else len(steps) - 1
-    # What is made of nothing has the numbers of its own dtype.
+    # Lines without operands run in their own dtype.
     for step in [*steps[:begin], *(step for step in steps[begin:] if not step.used)]:
         run.run(step)
     line = "\n".join(step.line.strip() for step in steps[begin:] if step.used)
@@ -54,7 +54,7 @@ def excused(steps: list[Step], device: str, other: str) -> bool:
 
 
 def shrink(steps: list[Step], shows: Callable[[list[Step]], bool], budget: int = 300) -> list[Step]:
-    """The fewest of the steps that show it: first what the last one needs, then without any one that can go."""
+    """Removes steps while the finding still shows: first those that the last step does not depend on, then others."""
     tries = 0
 
     def holds(candidate: list[Step]) -> bool:
@@ -81,7 +81,7 @@ def shrink(steps: list[Step], shows: Callable[[list[Step]], bool], budget: int =
 
 
 def _ancestors(steps: list[Step]) -> list[Step]:
-    """The last step, what it uses, and all that these use."""
+    """Returns the last step and the steps that it depends on."""
     wanted = set(steps[-1].used)
     kept = [steps[-1]]
     for step in reversed(steps[:-1]):

@@ -1,4 +1,4 @@
-"""A fixed part of the random programs. `make fuzz` runs others."""
+"""Runs a fixed set of random programs. `make fuzz` runs new ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fuzz.campaign import Campaign
 from fuzz.known import is_open
 
 FIRST = 1
-PROGRAMS = {"host": 60, "opencl": 8}  # which take less than half a minute, kernels being built
+PROGRAMS = {"host": 60, "opencl": 8}  # less than half a minute, including kernel builds
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["host", "opencl", "opencl, discrete"])
-def test_programs_do_on_the_device_what_they_do_on_the_cpu(
+def test_random_programs_match_the_cpu(
     kind: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     driver = kind.partition(",")[0]

@@ -1,4 +1,4 @@
-"""The judge of the random programs finds what is wrong, and nothing else; a finding's program becomes short."""
+"""Tests the comparison of random programs with the CPU, the accepted differences, and the shrinking of programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fuzz.shrinking import excused, replayed, shrink
 
 
 def kinds(line: str, right: Callable[..., Any], wrong: Callable[..., Any], before: tuple[str, ...] = ()) -> list[str]:
-    """What is found of a line that calls `f`, which is one function on the CPU and another on the device."""
+    """Returns the findings of a line that calls `f`, which is `right` on the CPU and `wrong` on the device."""
     run = Lockstep("bp:0", "bp:1")
     run.cpu["f"], run.bp["f"] = right, wrong
     for text in (
@@ -49,8 +49,8 @@ def changed_first(error: Exception) -> Callable[..., Any]:
     return raising
 
 
-def test_in_place_is_judged_by_what_is_computed_elsewhere() -> None:
-    """The CPU's products write to their tensor before they have read it as another operand."""
+def test_in_place_results_are_compared_with_out_of_place_results() -> None:
+    """The CPU's products write to their tensor before they read it as another operand."""
     run = Lockstep("bp:0", "bp:1")
     for text in ("t0 = torch.arange(4.).view(2, 2).to(d)", "t1 = t0 + 1"):
         assert run.run(Step(text, "made")) == []
@@ -59,8 +59,8 @@ def test_in_place_is_judged_by_what_is_computed_elsewhere() -> None:
     assert "argument values: addmm_" in [finding.key for finding in run.run(Step("t0.addmm_(t1, t0)", "addmm_"))]
 
 
-def test_bits_of_floats_are_not_compared() -> None:
-    """Where the floats are, and differ by a last digit."""
+def test_integer_views_of_floats_are_not_compared() -> None:
+    """Integer views of floats are not compared after a write to the floats, which can differ in the last digit."""
 
     def next_number(x: torch.Tensor) -> None:
         x.copy_(torch.nextafter(x.cpu(), torch.tensor(9.0)))
@@ -70,8 +70,8 @@ def test_bits_of_floats_are_not_compared() -> None:
     assert kinds("f(t4)", lambda x: None, lambda x: x.add_(1), before) == ["argument values: f"]
 
 
-def test_out_is_judged_by_what_is_computed_without_it() -> None:
-    """The CPU's reductions set an `out=` to their start before they read what lies there, too."""
+def test_out_results_are_compared_with_results_without_out() -> None:
+    """The CPU's reductions initialize `out=` before they read an operand in the same memory."""
 
     def start_first(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x.sum(0) if out is None else out.copy_(x.sum(0)).zero_()
@@ -99,7 +99,7 @@ def test_out_is_judged_by_what_is_computed_without_it() -> None:
     assert kinds("f(t3, out=t4)", of_half, of_float, half) == ["argument values: f"]
 
 
-def test_an_operand_that_out_resizes_is_not_looked_at() -> None:
+def test_resized_out_that_is_an_operand_is_not_compared() -> None:
     def resized(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.resize_(2, 6)
 
@@ -110,9 +110,9 @@ def test_an_operand_that_out_resizes_is_not_looked_at() -> None:
     assert kinds("f(t1, out=t0)", resized, another) == ["argument values: f"]
 
 
-def test_out_that_is_read_is_computed_as_without_it_also_in_a_list() -> None:
+def test_out_that_is_an_operand_is_compared_with_results_without_out() -> None:
     def zeroed_first(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return x * 2 if out is None else out.zero_()  # where x is
+        return x * 2 if out is None else out.zero_()  # overwrites x
 
     def read_first(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(x * 2)
@@ -126,7 +126,7 @@ def test_out_that_is_read_is_computed_as_without_it_also_in_a_list() -> None:
         assert set(kinds(f"f({place}, out={place})", zeroed_first, another, lists)) != set()
 
 
-def test_out_that_was_resized_before_an_error_is_not_looked_at() -> None:
+def test_out_resized_before_an_error_is_not_compared() -> None:
     def resized(x: torch.Tensor, out: torch.Tensor) -> None:
         out.resize_(7)
         raise ValueError("no")
@@ -144,7 +144,7 @@ FAULTS = {
     "strides": (lambda x: x * 2, lambda x: (x * 2).mT.contiguous().mT, ["layout: f"]),
     "a list for a tuple": (lambda x: (x * 2,), lambda x: [x * 2], ["structure: f"]),
     "no result": (lambda x: x * 2, lambda x: None, ["structure: f"]),
-    "a gradient that is wanted": (lambda x: x * 2, lambda x: (x * 2).requires_grad_(), ["grad: f"]),
+    "requires_grad": (lambda x: x * 2, lambda x: (x * 2).requires_grad_(), ["grad: f"]),
     "a view that is a copy": (lambda x: x[:1], lambda x: x[:1].clone(), ["aliasing: f"]),
     "an argument that is written": (lambda x: x * 2, lambda x: x.add_(1) * 2 - 2, ["argument values: f"]),
     "no error": (refuse(ValueError("no")), lambda x: x * 2, ["no error: f"]),
@@ -160,28 +160,28 @@ FAULTS = {
 SAME = {
     "rounding": (lambda x: x / 3, lambda x: x * (1 / 3)),
     "the device's name in an error": (refuse(ValueError("x is on cpu")), refuse(ValueError("x is on bp:0"))),
-    "what the CPU lacks": (refuse(RuntimeError("\"f\" not implemented for 'Half'")), lambda x: x * 2),
-    "what the CPU lacks, and another error after a write": (
+    "a kernel that the CPU lacks": (refuse(RuntimeError("\"f\" not implemented for 'Half'")), lambda x: x * 2),
+    "a kernel that the CPU lacks, and another error after a write": (
         refuse(RuntimeError("\"f\" not implemented for 'Half'")), changed_first(ValueError("no")),
     ),
-    "what the CPU alone has written before an error": (changed_first(ValueError("no")), refuse(ValueError("no"))),
+    "a write before an error on the CPU only": (changed_first(ValueError("no")), refuse(ValueError("no"))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str) -> None:
+def test_faults_are_found(fault: str) -> None:
     right, wrong, expected = FAULTS[fault]
     assert kinds("t3 = f(t0)", right, wrong) == expected
 
 
 @pytest.mark.parametrize("same", SAME)
-def test_what_may_differ_is_no_finding(same: str) -> None:
+def test_accepted_differences_are_not_findings(same: str) -> None:
     right, other = SAME[same]
     assert kinds("t3 = f(t0)", right, other) == []
 
 
-def test_rounding_does_not_grow_into_a_finding() -> None:
-    """floor() of what differs in the last digit, which the CPU takes over from the device before."""
+def test_rounding_differences_do_not_propagate() -> None:
+    """floor() of values that differ in the last digit: the CPU adopts the device's values before."""
     above = torch.nextafter(torch.tensor(2.0), torch.tensor(3.0))
     below = torch.nextafter(torch.tensor(2.0), torch.tensor(1.0))
     run = Lockstep("bp:0", "bp:1")
@@ -191,7 +191,7 @@ def test_rounding_does_not_grow_into_a_finding() -> None:
     assert run.cpu["t1"].item() == run.bp["t1"].item() == 1
 
 
-def test_float64_excuses_what_is_as_near_as_the_cpu() -> None:
+def test_float64_accepts_results_as_accurate_as_the_cpu() -> None:
     exact = {"t0": torch.tensor([1e-3, 5.0], dtype=torch.float64)}
     cpu = torch.tensor([1.0001e-3, 5.0])
     assert judging.excused(exact["t0"], cpu, torch.tensor([0.9999e-3, 5.0]))
@@ -199,8 +199,8 @@ def test_float64_excuses_what_is_as_near_as_the_cpu() -> None:
     assert not judging.excused(exact["t0"], cpu, torch.tensor([1e-3, torch.nan]))
 
 
-def test_float64_excuses_beside_a_result_of_another_dtype() -> None:
-    """Batch norm's statistics of bfloat16 are float32 on devices: that excuses no other number, and is no offence."""
+def test_float64_accepts_results_of_another_dtype() -> None:
+    """Batch norm's bfloat16 statistics are float32 on devices. This is accepted, but wrong values are still found."""
     exact = [torch.tensor([2.1640625], dtype=torch.float64), torch.tensor([0.08984375], dtype=torch.float64)]
     cpu = [torch.tensor([2.15625], dtype=torch.bfloat16), torch.tensor([0.09375], dtype=torch.bfloat16)]
     ours = [torch.tensor([2.1640625]), torch.tensor([0.08984375], dtype=torch.bfloat16)]
@@ -210,8 +210,8 @@ def test_float64_excuses_beside_a_result_of_another_dtype() -> None:
     assert not judging.excused(exact, cpu, [torch.tensor([2]), ours[1]])
 
 
-def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
-    """1 - 0.99999 has few digits; integers become float64 for float64 to judge."""
+def test_float64_accepts_errors_within_the_operands_precision() -> None:
+    """1 - 0.99999 has few digits. Integers are converted to float64 for the reference."""
     names = {"t0": torch.tensor([0.99999, 0.5]), "t1": torch.tensor([3]), "torch": torch}
     exact, shaken = (judging.in_float64(names, "t2 = 1 - t0", moved)["t2"] for moved in (False, True))
     cpu, off = (1 - names["t0"]), (1 - names["t0"]) * torch.tensor([1.01, 1.0])
@@ -220,12 +220,12 @@ def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
     assert judging.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
     names["t3"] = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
     assert judging.in_float64(names, "t4 = t3[0].std()")["t4"] == 0
-    assert judging.in_float64(names, "t4 = t3[0] + t3[1]") == {}  # which precision is meant is open
+    assert judging.in_float64(names, "t4 = t3[0] + t3[1]") == {}  # the intended precision is unknown
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_gradients_are_judged_by_a_graph_in_float64() -> None:
-    """The CPU's factor has lost digits, and the device's has not, or is another one."""
+def test_gradients_are_compared_with_float64() -> None:
+    """The CPU's factor is inaccurate. The device's factor is accurate, or wrong."""
 
     def program(factor: str) -> list[Step]:
         lines = (
@@ -243,8 +243,8 @@ def test_gradients_are_judged_by_a_graph_in_float64() -> None:
             assert excused(steps, "bp:0", "bp:1") == is_right
 
 
-def test_two_precisions_are_not_for_float64_to_judge() -> None:
-    """torch.exp(float16, out=float32) has float16's digits, and float32 would be nearer."""
+def test_mixed_precisions_have_no_float64_reference() -> None:
+    """torch.exp(float16, out=float32) has float16's precision; a computation in float32 would be closer to float64."""
     names = {"t0": torch.ones(2, dtype=torch.float16), "t1": torch.zeros(2)}
     assert judging.in_float64({**names, "torch": torch}, "torch.exp(t0, out=t1)") == {}
     assert judging.in_float64({"t0": torch.ones(2), "torch": torch}, "t1 = torch.exp(t0)")["t1"].dtype == torch.float64
@@ -261,12 +261,12 @@ PROGRAM = [
 ]  # fmt: skip
 
 
-def test_lines_without_their_names_are_left_out() -> None:
+def test_lines_with_missing_names_are_removed() -> None:
     assert [step.line for step in needed(PROGRAM[1:])] == ["t1 = torch.zeros(3, device=d)", "del t1"]
 
 
-def test_a_program_shrinks_to_what_shows_the_finding() -> None:
-    """Here a line on other tensors belongs to it, as the memory of one that was freed may."""
+def test_programs_shrink_to_the_lines_of_the_finding() -> None:
+    """The finding here needs a line on other tensors, as can happen with reused memory of a freed tensor."""
     tried = []
 
     def shows(steps: list[Step]) -> bool:
@@ -285,7 +285,7 @@ def test_a_program_shrinks_to_what_shows_the_finding() -> None:
     assert len(tried) < 60
 
 
-def test_a_program_to_paste_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     steps = [
         Step("t0 = make((2,), torch.int8, 5).to(d)", "make"),
         Step("t0.add_('x')", "add_"),
@@ -301,7 +301,7 @@ def test_a_program_to_paste_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "device='bp:0'" in fourth
 
 
-def test_findings_are_told_by_their_key() -> None:
+def test_report_groups_findings_by_key() -> None:
     report = Report("host")
     item = {"finding": "values: exp", "message": "", "verdict": "repeats", "steps": [{"line": "t0"}] * 3}
     assert report.add(item)
@@ -313,12 +313,13 @@ def test_findings_are_told_by_their_key() -> None:
     assert (report.rounding, len(report.unrepeated)) == (1, 1)
 
 
-# --- what is meant of some operands alone
+# --- accepted differences that depend on the operands
 
 
 NORM = "t9 = torch.native_group_norm(t0, t1, t1, 1, 2, 3, 1, 0.5)"
 OUT = "t0 = torch.ones(3, dtype=torch.int64).to(d)"
-MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, a program, one of which it is not
+# name → key, message, a program whose difference is accepted, and one whose difference is not
+MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
     "one tensor": (
         "argument layout: max out=", "t0: strides (2,), expected (1,) of (3,)",
         [OUT, "torch.max(t0, 0, out=(t0, t0,))"], [OUT, "t1 = t0 + 1", "torch.max(t0, 0, out=(t0, t1,))"],
@@ -380,7 +381,7 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
 
 
 @pytest.mark.parametrize("name", MEANT_OF)
-def test_what_is_meant_is_meant_of_these_operands(name: str) -> None:
+def test_accepted_differences_depend_on_the_operands(name: str) -> None:
     key, message, meant, other = MEANT_OF[name]
     assert reason_for(key, message, meant, "host") is not None
     assert reason_for(key, message, other, "host") is None
@@ -388,11 +389,11 @@ def test_what_is_meant_is_meant_of_these_operands(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["values: native_group_norm", "values: signbit", "values: atan2", "values: view_dtype"])
-def test_nothing_is_meant_of_these(key: str) -> None:
+def test_differences_that_are_never_accepted(key: str) -> None:
     assert reason_for(key, "t9: 0, expected -128 at (0,)", [NORM], "opencl") is None
 
 
-def test_who_ends_the_process() -> None:
+def test_crashes_of_the_cpu_are_recognized() -> None:
     ends = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
     for where, is_cpus in (("d == 'cpu'", True), ("d != 'cpu'", False)):
         program = f"def program(d, e):\n    if {where}:\n        exec({ends!r})\n" + "".join(
@@ -406,7 +407,7 @@ def test_who_ends_the_process() -> None:
     assert len(report.findings) == sum(report.meant.values()) == 1
 
 
-def test_the_sign_of_a_zero_is_the_devices() -> None:
+def test_cpu_adopts_the_device_sign_of_zeros() -> None:
     def right(x: torch.Tensor) -> torch.Tensor:
         return torch.full_like(x, 0.0)
 
@@ -419,7 +420,7 @@ def test_the_sign_of_a_zero_is_the_devices() -> None:
         assert run.run(Step(line, "f")) == []
 
 
-def test_group_norm_is_judged_by_weights_without_strides() -> None:
+def test_group_norm_is_compared_with_contiguous_weights() -> None:
     def right(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *sizes: Any) -> Any:
         return torch.native_group_norm(x, weight.contiguous(), bias.contiguous(), *sizes)
 
@@ -435,8 +436,8 @@ def test_group_norm_is_judged_by_weights_without_strides() -> None:
         assert [finding.key for finding in run.run(Step(NORM, "native_group_norm"))] == expected
 
 
-def test_triangles_of_batches_that_are_apart() -> None:
-    """PyTorch's CPU kernel writes outside of these; here the device's is another function."""
+def test_triangles_of_batches_with_gaps() -> None:
+    """PyTorch's CPU kernel writes out of bounds for these tensors. The device is given another function."""
     run = Lockstep("bp:0", "bp:1")
     for line in ("t0 = make((4, 3, 2, 2), torch.float32, 1).to(d)", "t1 = t0.permute(3, 2, 1, 0)",
                  "t2 = make((2, 2, 3, 4), torch.float32, 2).to(d)"):  # fmt: skip
@@ -451,8 +452,8 @@ def test_triangles_of_batches_that_are_apart() -> None:
     assert [one.key for one in run.run(Step("torch.triu(t2, out=t1)", "triu out="))] == ["other values: triu out="]
 
 
-def test_triangles_into_elements_that_share_memory() -> None:
-    """PyTorch's CPU kernel writes them; which comes last is open."""
+def test_triangles_written_to_overlapping_elements() -> None:
+    """PyTorch's CPU kernel writes to them; which value is written last is unspecified."""
     run = Lockstep("bp:0", "bp:1")
     for line in ("t0 = torch.ones(3, 4, 2, 5).to(d)", "t1 = torch.zeros(3, 1, 2, 5).to(d).expand(3, 4, 2, 5)"):
         assert run.run(Step(line, "made")) == []
@@ -460,7 +461,7 @@ def test_triangles_into_elements_that_share_memory() -> None:
     assert run.run(Step("torch.triu(t0, out=t1)", "triu out=")) == []
 
 
-def test_trying_a_call_changes_nothing() -> None:
+def test_attempted_calls_change_nothing() -> None:
     run = Lockstep("bp:0", "bp:1")
     assert run.run(Step("t0 = torch.ones(2, 2).to(d)", "made")) == []
     draw = cast(Drawer, SimpleNamespace(run=run))

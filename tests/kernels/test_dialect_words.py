@@ -1,4 +1,4 @@
-"""What dialects spell differently for different devices: float contraction, float16, shuffles in subgroups."""
+"""Tests kernel text that depends on the target: float contraction, float16 conversion, and subgroup shuffles."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def multiply_add(dialect: Dialect, out: torch.Tensor, *operands: torch.Tensor) -
 
 
 def operands() -> tuple[torch.Tensor, ...]:
-    """a, b and c with c = -round(a * b): contracted, a * b + c is what the product's rounding lost."""
+    """Returns a, b and c = -round(a * b). With contraction, a * b + c is the rounding error of the product."""
     a, b = torch.rand(2, 1000) + 1
     return a, b, -(a * b)
 
 
 @pytest.mark.parametrize("contract", [False, True])
-def test_opencl_c_contracts_where_the_dialect_says_so(contract: bool) -> None:
+def test_opencl_c_contraction(contract: bool) -> None:
     target = Target.of_kind("cpu", float64=opencl()[2])
     dialect = (contracting(OpenCLC) if contract else OpenCLC)(target)
     a, b, c = operands()
@@ -55,11 +55,11 @@ def test_opencl_c_contracts_where_the_dialect_says_so(contract: bool) -> None:
     assert out.count_nonzero() == 0 or contract
     lost = (a.double() * b.double() + c.double()).float()
     assert lost.count_nonzero() > 900
-    # Contraction is a permission, which a processor without the instruction does not use.
+    # Contraction is optional: a CPU without an fma instruction does not contract.
     assert torch.equal(out, lost) or not out.any()
 
 
-def test_functions_of_processors_leave_contraction_as_it_was() -> None:
+def test_cpu_functions_restore_the_contraction_setting() -> None:
     for dialect, word in ((OpenCLC, "OFF"), (contracting(OpenCLC), "ON")):
         header = dialect(Target.of_kind("cpu")).header(frozenset({torch.float32}), "cpu_exp(x)")
         pragmas = [line for line in header.splitlines() if "FP_CONTRACT" in line]
@@ -67,7 +67,7 @@ def test_functions_of_processors_leave_contraction_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("contract", "option"), [(False, "--fmad=false"), (True, "--fmad=true")])
-def test_cuda_cpp_contracts_where_the_dialect_says_so(contract: bool, option: str) -> None:
+def test_cuda_cpp_contraction(contract: bool, option: str) -> None:
     dialect: Any = (contracting(CudaCpp) if contract else CudaCpp)()
     assert dialect.compile_options == ("--std=c++17", option)
     a, b, c = operands()
@@ -92,7 +92,7 @@ def copied(dialect: Dialect, out: torch.Tensor, x: torch.Tensor) -> Launch:
 
 
 def float16_texts() -> list[Any]:
-    """(what runs a launch, dialect): both dialects, both kinds of targets, with and without instructions."""
+    """Returns (function that runs a launch, dialect) pairs, with and without native float16."""
     float64 = opencl()[2]
     made = [
         (run, OpenCLC(Target.of_kind(kind, float64=float64, native_float16=native)))
@@ -106,7 +106,7 @@ TEXTS = pytest.mark.parametrize("which", range(6))
 
 
 @TEXTS
-def test_every_float16_is_read_exactly(which: int) -> None:
+def test_float16_values_are_read_exactly(which: int) -> None:
     runs, dialect = float16_texts()[which]
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     out = torch.empty(len(halves))
@@ -117,7 +117,7 @@ def test_every_float16_is_read_exactly(which: int) -> None:
 
 
 @TEXTS
-def test_floats_are_rounded_to_the_nearest_float16_ties_to_even(which: int) -> None:
+def test_float16_values_are_rounded_to_nearest_even(which: int) -> None:
     runs, dialect = float16_texts()[which]
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     finite = halves[halves.isfinite()].double()
@@ -135,7 +135,7 @@ def test_floats_are_rounded_to_the_nearest_float16_ties_to_even(which: int) -> N
     assert torch.equal(out.isnan(), ~number)
 
 
-def test_float16_is_converted_as_the_target_says() -> None:
+def test_native_float16_selects_the_conversion() -> None:
     halves = torch.empty(4, dtype=torch.float16)
     for dialect, word in ((OpenCLC, "vload_half"), (CudaCpp, "cvt.rn.f16.f32")):
         texts = [copied(dialect(Target(native_float16=one)), halves, halves).kernel.text for one in (True, False)]
@@ -149,7 +149,7 @@ def test_float16_is_converted_as_the_target_says() -> None:
     assert "cvt.rn.f16.f32" in instructions
 
 
-# --- shuffles in subgroups
+# --- subgroup shuffles
 
 F32, F64, I64 = torch.float32, torch.float64, torch.int64
 REDUCTIONS = {
@@ -177,7 +177,7 @@ REDUCTIONS = {
         ),
     ),
 }
-# Work items that share a result, results of a group, whether neighbouring items have neighbouring results.
+# (work items per result, results per work group, whether neighbouring work items have different results)
 FORMS = [(64, 1, False), (16, 4, False), (4, 16, True), (2, 32, True), (32, 2, True)]
 DIALECTS = pytest.mark.parametrize("dialect", [CudaCpp, OpenCLC])
 
@@ -190,7 +190,7 @@ def local_and_barriers(launches: list[Launch]) -> tuple[int, int]:
 @DIALECTS
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_reductions_by_shuffles_are_those_through_local_memory(
+def test_reductions_with_shuffles_equal_those_with_local_memory(
     dialect: type[Dialect], name: str, form: tuple[int, int, bool]
 ) -> None:
     dtypes, definition = REDUCTIONS[name]
@@ -206,20 +206,20 @@ def test_reductions_by_shuffles_are_those_through_local_memory(
         launches = reduction(dialect(target), "tested", definition, outputs, [x], where, options)
         interpret(launches)
         apart = form[1] if form[2] else 1
-        meet = max(1, figures.get("subgroup_size", 1) // apart)  # items of a team
+        meet = max(1, figures.get("subgroup_size", 1) // apart)  # work items of a result in one subgroup
         local, barriers = local_and_barriers(launches)
         assert (local == 0, barriers == 0) == (form[0] <= meet,) * 2
         assert any("subgroup_shuffle_down(state" in one.kernel.text for one in launches) == (meet > 1)
         results.append(outputs)
     for other in results[1:]:
-        assert all(map(torch.equal, results[0], other))  # the same tree, the same roundings
+        assert all(map(torch.equal, results[0], other))  # the same tree, so the same rounding
     if name == "sums":
         torch.testing.assert_close(results[0][0], x.sum(dims), atol=1e-5, rtol=1e-5)
     elif name == "greatest and where":
         assert torch.equal(results[0][1], x.argmax(dims[0]))
 
 
-def test_complex_numbers_meet_in_local_memory() -> None:
+def test_complex_reductions_use_local_memory() -> None:
     sums = Reduction([torch.complex64], [0j], lambda x, at: x, lambda a, b: a + b, lambda s, count: s)
     x = torch.randn(9, 70, dtype=torch.complex64)
     out = torch.empty(9, dtype=torch.complex64)
@@ -234,8 +234,8 @@ def test_complex_numbers_meet_in_local_memory() -> None:
 
 @DIALECTS
 @pytest.mark.parametrize("most", [256, 32])
-def test_rows_by_shuffles_are_those_through_local_memory(dialect: type[Dialect], most: int) -> None:
-    """Softmax and layer norm of rows that a team of 64, or of 32, shares."""
+def test_row_kernels_with_shuffles_equal_those_with_local_memory(dialect: type[Dialect], most: int) -> None:
+    """Computes softmax and layer norm of rows shared by teams of 64 or 32 work items."""
     x = torch.randn(9, 150)
     results = []
     for figures in ({}, *({"subgroup_size": size, "subgroup_shuffles": True} for size in (8, 32))):
@@ -252,13 +252,13 @@ def test_rows_by_shuffles_are_those_through_local_memory(dialect: type[Dialect],
         assert all(map(torch.equal, plain[:-1], other[:-1]))
     torch.testing.assert_close(plain[0], x.softmax(1))
     torch.testing.assert_close(plain[2], torch.nn.functional.layer_norm(x, [150]), atol=1e-5, rtol=1e-5)
-    # Local memory: where one subgroup is not all of the team.
+    # Local memory is needed if a team is larger than one subgroup.
     assert plain[-1][0] == eights[-1][0]
     assert warps[-1][0] < plain[-1][0] or most > 32
 
 
 @pytest.mark.parametrize(("figures", "has"), [({"subgroup_shuffles": True}, 32), ({}, 1)])
-def test_a_dialect_has_subgroups_where_it_has_the_word_and_the_target_shuffles(figures: Any, has: int) -> None:
+def test_subgroups_need_a_shuffle_word_and_target_support(figures: Any, has: int) -> None:
     class Wordless(CudaCpp):
         words = {word: text for word, text in CudaCpp.words.items() if "shuffle" not in word}  # noqa: RUF012
 
@@ -266,7 +266,7 @@ def test_a_dialect_has_subgroups_where_it_has_the_word_and_the_target_shuffles(f
     assert [one(target).subgroup_size for one in (CudaCpp, OpenCLC, Wordless)] == [has, has, 1]
 
 
-def test_opencl_c_enables_the_extensions_of_shuffles_where_it_uses_them() -> None:
+def test_opencl_c_enables_shuffle_extensions_if_used() -> None:
     out, x = torch.empty(9, 70), torch.randn(9, 70)
     for shuffles in (True, False):
         dialect = OpenCLC(Target(subgroup_size=32, subgroup_shuffles=shuffles))
@@ -275,7 +275,7 @@ def test_opencl_c_enables_the_extensions_of_shuffles_where_it_uses_them() -> Non
             assert (f"#pragma OPENCL EXTENSION {one} : enable\n" in text) == shuffles
 
 
-def test_cuda_cpp_shuffles_are_instructions() -> None:
+def test_cuda_cpp_shuffles_compile_to_instructions() -> None:
     out, x = torch.empty(9, 70), torch.randn(9, 70)
     dialect = CudaCpp(Target(subgroup_size=32, subgroup_shuffles=True))
     assert "shfl.sync.down" in compile_cuda(softmax(dialect, out, x, 1, False).kernel.text, dialect.compile_options)

@@ -1,7 +1,7 @@
-"""Complex functions of formulas (kernels/special/complex_numbers.py), evaluated with PyTorch's real functions.
+"""Tests the complex functions of formulas (kernels/special/complex_numbers.py), using PyTorch for their real functions.
 
-Judged by complex128 for complex64, and by mpmath for complex128. Special values, signed zeros and cuts are to be
-those of PyTorch on the CPU for complex64, which are the C library's.
+The reference is complex128 for complex64, and mpmath for complex128. Special values, signed zeros and branch cuts must
+be those of PyTorch on the CPU for complex64, which come from the C library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_backplane.kernels.expression import Expression, trace
 from torch_backplane.kernels.special.complex_numbers import FUNCTIONS, Parts, absolute, angle
 
 INF, NAN = math.inf, math.nan
-FINITE = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 1e30, -1e30, 1e-30, 3e38, 1e-37]  # parts
+FINITE = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 1e30, -1e30, 1e-30, 3e38, 1e-37]  # real and imaginary parts
 SPECIAL = [*FINITE, INF, -INF, NAN]
 UNARY = [name for name in FUNCTIONS if name not in BINARY]
 
@@ -50,7 +50,7 @@ def all_pairs(values: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex64_is_accurate(name: str) -> None:
-    """To 4 units in the last place, or 1.5 times what PyTorch's kernel reaches for the same numbers."""
+    """The relative error must be at most 4 × 2⁻²⁴, or 1.5 times the error of PyTorch's kernel."""
     for label, numbers in arguments(name, samples(5000)):
         exact = reference(name)(*(z.to(torch.complex128) for z in numbers))
         allowed = 1.5 * errors(reference(name)(*numbers), exact).max()
@@ -78,7 +78,7 @@ def exactly(name: str, *numbers: complex) -> mpmath.mpc:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex128_is_accurate(name: str) -> None:
-    """To 5 units in the last place, or 1.5 times what PyTorch's kernel reaches for the same numbers."""
+    """The relative error must be at most 5 × 2⁻⁵³, or 1.5 times the error of PyTorch's kernel."""
     with mpmath.workprec(400):
         for label, numbers in arguments(name, samples(8, torch.complex128)):
             each = list(zip(*(z.tolist() for z in numbers), strict=True))
@@ -107,7 +107,7 @@ def test_complex128_is_accurate(name: str) -> None:
         *(("exp", z) for z in (complex(100, 1e-30), complex(170, 1e-38))),
     ],
 )
-def test_a_part_far_smaller_than_the_other_is_right(name: str, number: complex) -> None:
+def test_much_smaller_parts_are_accurate(name: str, number: complex) -> None:
     numbers = torch.tensor([number], dtype=torch.complex64)
     with mpmath.workprec(400):
         exact = complex(exactly(name, numbers.item()))
@@ -124,7 +124,7 @@ PART = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnorma
 
 @settings(max_examples=300, deadline=None)
 @given(st.builds(complex, PART, PART), st.builds(complex, PART, PART).filter(bool))
-def test_quotients_that_have_a_place_are_found(a: complex, b: complex) -> None:
+def test_representable_quotients_do_not_overflow(a: complex, b: complex) -> None:
     (x, y), (u, v) = fraction(a), fraction(b)
     real, imaginary = (x * u + y * v) / (u * u + v * v), (y * u - x * v) / (u * u + v * v)
     size = max(abs(real), abs(imaginary))
@@ -135,9 +135,9 @@ def test_quotients_that_have_a_place_are_found(a: complex, b: complex) -> None:
     assert max(abs(p - real), abs(q - imaginary)) <= size * Fraction(5e-7)
 
 
-# Special values, signed zeros and cuts
+# Special values, signed zeros and branch cuts
 
-# C99 leaves signs open where this part is no number or infinite, as it is an angle.
+# This part is an angle. C99 does not specify signs if it is NaN or infinite.
 ANGLE = {
     **dict.fromkeys(["exp", "exp2", "expm1", "sinh", "cosh", "tanh"], "imag"),
     **dict.fromkeys(["sin", "cos", "tan"], "real"),
@@ -145,7 +145,7 @@ ANGLE = {
 
 
 def special_values(name: str, a: torch.Tensor) -> torch.Tensor:
-    """PyTorch's; of its own formulas, where they are not meant for the number, the C library's for the same thing."""
+    """Returns PyTorch's results. Where PyTorch's own formulas of expm1 and log1p do not apply, uses exp and log."""
     finite = torch.isfinite(torch.view_as_real(a)).all(-1)
     if name == "expm1":
         whole = torch.exp(a)
@@ -156,7 +156,7 @@ def special_values(name: str, a: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor, *numbers: torch.Tensor, signs: torch.Tensor) -> None:
-    """Equal, with the signs of zeros where `signs` says so; what is finite to 5 parts in a million."""
+    """Asserts that results are equal, finite ones up to 5e-6. `signs` selects where signs must be equal."""
     size = torch.nan_to_num(expected.to(torch.complex128).abs(), 0, 0, 0)
     for part in ("real", "imag"):
         got, wanted = getattr(found, part), getattr(expected, part)
@@ -165,15 +165,15 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, *numbers: torch.Ten
         close &= ~signs | (torch.signbit(got) == torch.signbit(wanted)) | (wanted != 0)
         close |= torch.isnan(got) & torch.isnan(wanted)
         wrong = [(*(z[i].item() for z in numbers), found[i].item(), expected[i].item()) for i in (~close).nonzero()]
-        assert not wrong, f"{part} part of (arguments, found, expected): {wrong[:5]}, {len(wrong)} in all"
+        assert not wrong, f"{part} part of (arguments, found, expected): {wrong[:5]}, {len(wrong)} in total"
 
 
-# Only ours are numbers there: PyTorch takes the absolute value for infinite.
+# Only our results are finite here: in PyTorch, the absolute value overflows.
 BEYOND = {"sign": [complex(3e38, 3e38)], "reciprocal": [complex(3e38, 3e38)]}
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_special_values_signed_zeros_and_cuts(name: str) -> None:
+def test_special_values_signed_zeros_and_branch_cuts(name: str) -> None:
     numbers = grid(SPECIAL)
     for z in BEYOND.get(name, []):
         numbers = numbers[numbers != torch.tensor(z, dtype=torch.complex64)]
@@ -191,7 +191,7 @@ def test_products_and_quotients_of_special_values() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_finite_numbers_give_no_nan_where_pytorch_gives_a_number(name: str) -> None:
+def test_finite_inputs_give_nan_only_where_pytorch_does(name: str) -> None:
     numbers = all_pairs(FINITE) if name in BINARY else (grid(FINITE),)
     found, expected = (torch.view_as_real(z) for z in (computed(name, *numbers), reference(name)(*numbers)))
     wrong = (torch.isnan(found) & ~torch.isnan(expected)).any(-1)

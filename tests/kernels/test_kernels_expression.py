@@ -1,4 +1,4 @@
-"""Tracing: dtypes, constants, shared subexpressions, and what is refused."""
+"""Tests the tracing of formulas: dtypes, constants, shared subexpressions, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_equal_subexpressions_are_computed_once():
     assert operations(program).count("exp") == 1
 
 
-def test_zeros_of_both_signs_are_different_constants_and_nans_of_one_kind_are_the_same():
+def test_signed_zeros_are_distinct_constants_and_nans_are_equal():
     def formula(a):
         return a + 0.0, a + -0.0, a + math.nan, a + math.nan
 
@@ -41,7 +41,7 @@ def test_true_and_one_are_different_constants():
     assert [i.dtype for i in program.instructions if i.operation == "constant"] == [I64, torch.bool]
 
 
-def test_operands_come_before_their_users_and_deep_formulas_do_not_recurse():
+def test_operands_precede_their_users_in_deep_formulas():
     def formula(a):
         for _ in range(5000):
             a = a * a + 1.0
@@ -57,12 +57,12 @@ def test_dtypes_of_results():
     assert program.result_dtypes == (torch.bool, I64, F32)
 
 
-def test_complex_numbers_are_taken_apart():
+def test_complex_numbers_are_split_into_real_parts():
     program = trace(lambda a, b: a * b + 1j, [torch.complex64] * 2)
     assert program.result_dtypes == (torch.complex64,)
     real = [i for i in program.instructions if i.dtype != torch.complex64]
     assert [i.operation for i in real if i.operation != "constant"].count("multiply") == 4
-    # Nothing else is said of complex numbers than which ones come, and that one is put together.
+    # Only arguments and the construction of the result have a complex dtype.
     assert [i.operation for i in program.instructions if i.dtype == torch.complex64] == ["argument"] * 2 + ["complex"]
     assert operations(trace(lambda a, b: functions.complex(a, b).real, [F32, F32])) == ["argument"]
 
@@ -101,12 +101,12 @@ def test_conversions_of_complex_numbers():
         (lambda a: 1.0, (F32,), "returned float"),
     ],
 )
-def test_what_is_refused_is_named(formula, dtypes, message):
+def test_invalid_formulas_raise_type_errors(formula, dtypes, message):
     with pytest.raises(TypeError, match=message):
         trace(formula, dtypes)
 
 
-def test_a_constant_out_of_range_is_refused():
+def test_constant_out_of_range_raises():
     with pytest.raises(OverflowError, match=r"300 is out of range for torch.uint8, which is 0 to 255"):
         trace(lambda a: a + 300, [torch.uint8])
 
@@ -122,7 +122,7 @@ def test_every_operation_has_a_spelling(dialect):
                 assert dialect.spell(name, operands, torch.bool if operation.gives_bool else dtype), name
 
 
-def test_a_loop_has_its_own_programs_and_a_result_for_each_number_of_its_state():
+def test_loop_has_programs_and_one_result_per_state_value():
     def euclid(a, b):
         return functions.while_loop(lambda a, b: b != 0, lambda a, b: (b, functions.fmod(a, b)), (a, b))
 
@@ -141,18 +141,18 @@ def test_a_loop_has_its_own_programs_and_a_result_for_each_number_of_its_state()
         (lambda a: a > 0.0, lambda a: (a, a), "body of a loop returned"),
     ],
 )
-def test_a_loop_that_is_none_is_refused(condition, body, message):
+def test_invalid_loops_raise_type_errors(condition, body, message):
     with pytest.raises(TypeError, match=message):
         trace(lambda a: functions.while_loop(condition, body, (a,)), [F32])
 
 
 @pytest.mark.parametrize(("dtype", "target"), [(F32, I64), (torch.int16, torch.uint16), (torch.float64, F32)], ids=str)
-def test_bits_of_another_width_are_refused(dtype, target):
+def test_view_with_another_width_raises(dtype, target):
     with pytest.raises(TypeError, match="both must have 32 bits, or both 64 bits"):
         trace(lambda a: a.view(target), [dtype])
 
 
-def test_a_device_without_float64_refuses_it():
+def test_float64_without_device_support_raises():
     with pytest.raises(TypeError, match="no float64"):
         OpenCLC(Target(float64=False)).type(torch.float64)
 
@@ -170,7 +170,7 @@ shapes = st.lists(st.integers(0, 4), max_size=4)
 
 @settings(deadline=None)
 @given(st.data(), shapes)
-def test_a_geometry_visits_every_element_once(data, shape):
+def test_geometry_visits_every_element_once(data, shape):
     order = data.draw(st.permutations(range(len(shape))))
     out = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
     broadcast = [1 if data.draw(st.booleans()) else size for size in shape]
@@ -194,9 +194,9 @@ def test_a_geometry_visits_every_element_once(data, shape):
         assert sorted(visited) == sorted(expected)
 
 
-def test_geometry_merges_what_is_contiguous_and_chooses_the_index_width():
+def test_geometry_merges_dimensions_and_chooses_the_index_width():
     assert geometry((3, 4, 5), [(20, 5, 1)] * 2).layout.rank == 0
-    assert geometry((3, 4, 5), [(1, 15, 3)] * 2).layout.rank == 0  # any dense order, the same in all
+    assert geometry((3, 4, 5), [(1, 15, 3)] * 2).layout.rank == 0  # the same dense order in all operands
     assert geometry((3, 4, 5), [(20, 5, 1), (0, 5, 1)]).sizes == (20, 3)
     assert geometry((3,), [(1,), (1,)], aligned=False).layout.width == 1
     assert not geometry((2**31 - 1,), [(1,)]).layout.wide
@@ -206,7 +206,7 @@ def test_geometry_merges_what_is_contiguous_and_chooses_the_index_width():
         geometry((2, 2), [(1,)])
 
 
-def test_the_guides_examples_run(capsys):
+def test_examples_of_the_kernel_guide_run(capsys):
     guide = (paths.DOCS / "kernels.md").read_text(encoding="utf-8")
     scope: dict[str, object] = {}
     for example in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):

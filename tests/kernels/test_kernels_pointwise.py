@@ -1,6 +1,6 @@
-"""Pointwise kernels against PyTorch on the CPU: OpenCL C is run, CUDA C++ compiled, from the same formulas.
+"""Compares pointwise kernels with PyTorch on the CPU: runs OpenCL C and compiles CUDA C++ of the same formulas.
 
-Compiling is what takes time here, so one kernel has many results.
+Compilation dominates the run time, so one kernel computes many results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BINARY = {
     "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
 }
-# C leaves open which of 0.0 and -0.0 they return.
+# C does not specify which of 0.0 and -0.0 these return.
 ZEROS_OF_ANY_SIGN = {"minimum", "maximum", "fmin", "fmax"}
 OPERATORS = {
     "add": lambda a, b: a + b,
@@ -72,7 +72,7 @@ def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def compare(formulas, inputs, expected):
-    """Runs all formulas as one kernel and compares each result, with NaN equal to NaN and 0.0 different from -0.0."""
+    """Runs all formulas as one kernel and compares the results. NaN equals NaN; 0.0 differs from -0.0."""
     outputs = [torch.empty_like(result) for result in expected]
     run_pointwise(lambda *a: [formula(*a) for formula in formulas.values()], inputs, outputs, width=1)
     for name, output, result in zip(formulas, outputs, expected, strict=True):
@@ -94,7 +94,7 @@ def test_unary_functions_of_floats(dtype):
 def test_binary_functions_of_floats(dtype):
     needs(dtype)
     inputs = pairs(torch.tensor(SPECIAL, dtype=torch.float64).to(dtype))
-    # PyTorch's own float16 remainder differs from that of the same numbers in float32; computing is in float32 here.
+    # In float32 for 16-bit dtypes, as in our kernels: PyTorch's float16 remainder differs from the float32 one.
     wide = [tensor.float() for tensor in inputs] if dtype in STORAGE_ONLY else inputs
     formulas = {**{name: getattr(functions, name) for name in BINARY}, **OPERATORS}
     expected = [function(*wide) for function in (*BINARY.values(), *OPERATORS.values())]
@@ -117,7 +117,7 @@ def test_integers(dtype):
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_integer_division_rounds_as_asked_and_does_not_trap(dtype):
+def test_integer_division_rounding_and_division_by_zero(dtype):
     least, greatest = integer_range(dtype)
     values = sorted({least, least + 1, greatest, *range(-5 if least else 0, 6)})
     a, b = pairs(torch.tensor(values, dtype=dtype))
@@ -134,9 +134,9 @@ def test_integer_division_rounds_as_asked_and_does_not_trap(dtype):
     compare({n: getattr(functions, n) for n in names}, [a, b], [torch.tensor(c, dtype=dtype) for c in wrapped])
 
 
-def test_a_loop_assigns_its_whole_state_at_once_and_can_hold_another():
+def test_loops_update_their_state_together_and_can_be_nested():
     def triangle(n, total):
-        """The sum of 1 to k, of k from 1 to n: loops within loops."""
+        """The sum over k from 1 to n of the sum of 1 to k, with nested loops."""
 
         def inner(k, left, sum_):
             return functions.while_loop(lambda k, s: k > 0, lambda k, s: (k - 1, s + k), (k, sum_))[1]
@@ -177,7 +177,7 @@ def test_bools():
     compare(formulas, [a, b], expected)
 
 
-def test_any_byte_but_zero_is_true():
+def test_non_zero_bytes_are_true():
     stored = torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8)
     counted = torch.empty(5, dtype=torch.int32)
     run_pointwise(lambda a: a, [stored.view(torch.bool)], [counted])
@@ -191,25 +191,25 @@ def test_casts_to_every_dtype(source):
     targets = [dtype for dtype in FACTS if part_dtype(dtype) != torch.float64 or opencl()[2]]
     inexact = source.is_floating_point or source.is_complex
     if inexact:
-        # What C leaves undefined is left out: beyond int64 and NaN.
+        # Conversions to integers of NaN and of values outside int64 are undefined in C.
         values = torch.tensor([0.0, -0.0, 0.4, -0.9, 1.0, -1.0, 2.5, 99.9, 127.0, 128.0, 255.0, 300.0, -200.0, 4e4])
         values = torch.complex(values, values.roll(3)).to(source) if source.is_complex else values.to(source)
     else:
         least, greatest = (0, 1) if source == torch.bool else integer_range(source)
         values = torch.tensor([least, greatest, 0, 1, greatest // 2, greatest // 3], dtype=source)
     outputs = [torch.empty(len(values), dtype=dtype) for dtype in targets]
-    run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # the compile is quicker
+    run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # width 1 compiles faster
     for output, target in zip(outputs, targets, strict=True):
         expected = values.to(target)
         if inexact and facts(target).category in ("signed", "unsigned"):
-            expected = values.to(torch.int64).to(target)  # the wrapping that PyTorch defines for uint8, for all
+            expected = values.to(torch.int64).to(target)  # wraps for all integer dtypes, as PyTorch does for uint8
         torch.testing.assert_close(
             output, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m, t=target: f"{t}: {m}"
         )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_half_survives_and_floats_round_to_the_nearest_even(dtype):
+def test_16_bit_floats_round_trip_and_casts_round_to_nearest_even(dtype):
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     through = torch.empty_like(every)
     as_float = torch.empty(2**16)
@@ -229,11 +229,11 @@ def test_every_half_survives_and_floats_round_to_the_nearest_even(dtype):
     torch.testing.assert_close(rounded, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-def test_bits_of_casts_to_and_from_halves():
-    """All bits, NaN's too: as the processor's instructions for float16, which PyTorch uses where there are any."""
+def test_bits_of_casts_to_and_from_16_bit_floats():
+    """Compares all bits, also of NaN, with those of the CPU's float16 instructions, which PyTorch uses if available."""
     torch.manual_seed(0)
     bits = torch.randint(-(2**31), 2**31, (2**20,)).to(torch.int32)
-    exponents = torch.arange(256, dtype=torch.int32)[:, None] << 23  # each with mantissas around those that round
+    exponents = torch.arange(256, dtype=torch.int32)[:, None] << 23  # combined with mantissas near rounding limits
     edges = [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0x18000]
     mantissas = torch.tensor([*edges, 0x3FF000, 0x400000, 0x7FF000, 0x7FFFFF], dtype=torch.int32)
     bits = torch.cat([bits, (exponents + mantissas).flatten(), (exponents + mantissas).flatten() - 2**31])
@@ -253,14 +253,14 @@ def test_bits_of_casts_to_and_from_halves():
     quiet = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
     floats = every.view(torch.float16).float()
     assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
-    # A second operand is read in other words.
+    # The kernel reads a second operand with other code.
     run_pointwise(lambda a, b: b, [every.view(torch.float16)] * 2, [result], width=1, device_kind="cpu")
     assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
     run_pointwise(lambda a: a, [every.view(torch.bfloat16)], [result], width=1, device_kind="cpu")
     assert torch.equal(result.view(torch.int32), wide << 16)
 
 
-def test_constants_arrive_exactly():
+def test_constants_are_exact():
     least, greatest = integer_range(torch.int64)
     constants = [0.1, -0.0, INF, -INF, NAN, 1e-45, 3.4028234663852886e38, 1e300, 16777217.0]
     outputs = [torch.empty(1) for _ in constants]
@@ -277,14 +277,14 @@ def test_constants_arrive_exactly():
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, torch.bool], ids=str)
-def test_fill_with_a_number_that_is_an_argument(dtype):
+def test_fill_with_a_scalar_argument(dtype):
     needs(dtype)
     out = torch.empty(7, dtype=dtype)
     run_pointwise(lambda value: value, [], [out], scalars=[(1, dtype)])
     assert torch.equal(out, torch.ones(7, dtype=dtype))
 
 
-def test_results_of_several_dtypes_and_inputs_computed_in_another():
+def test_several_result_dtypes_and_a_compute_dtype():
     a, b = torch.tensor([5, -7, 9], dtype=torch.int32), torch.tensor([2.0, 2.0, 0.5])
     quotient, larger = torch.empty(3), torch.empty(3, dtype=torch.bool)
     run_pointwise(lambda a, b: (a / b, a > b), [a, b], [quotient, larger], compute=torch.float32)
@@ -301,7 +301,7 @@ def test_in_place():
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("wide", [False, True])
-def test_contiguous_of_every_size_around_the_width(width, wide):
+def test_contiguous_sizes_around_the_width(width, wide):
     for size in (0, 1, width - 1, width, width + 1, 4 * width + 3):
         a, out = torch.randn(size), torch.full((size + 3,), 7.0)
         run_pointwise(lambda a: -a, [a], [out[:size]], width=width, wide=wide)
@@ -310,8 +310,8 @@ def test_contiguous_of_every_size_around_the_width(width, wide):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_sizes_around_the_groups_of_a_cpu(wide):
-    """Where a compiler is told of groups that are whole."""
+def test_sizes_around_the_group_size_of_cpus(wide):
+    """On CPUs, the compiler can assume whole work groups."""
     for size in (1, 255, 256, 257, 512, 1000):
         a, out = torch.randn(size), torch.full((size + 3,), 7.0)
         run_pointwise(lambda a: -a, [a], [out[:size]], width=1, wide=wide, device_kind="cpu")
@@ -326,7 +326,7 @@ def test_sizes_around_the_groups_of_a_cpu(wide):
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 17, 33, 70]), max_size=4), st.booleans())
-def test_any_strides_and_broadcasts(data, shape, wide):
+def test_arbitrary_strides_and_broadcasts(data, shape, wide):
     def operand(broadcast: bool) -> torch.Tensor:
         sizes = [1 if broadcast and data.draw(st.booleans()) else size for size in shape]
         order = data.draw(st.permutations(range(len(shape))))
@@ -341,7 +341,7 @@ def test_any_strides_and_broadcasts(data, shape, wide):
     assert torch.equal(out, expected)
 
 
-def test_another_shape_is_the_same_text():
+def test_kernel_text_does_not_depend_on_sizes():
     def text(*shape: int) -> str:
         out, a = torch.empty(shape), torch.empty(shape[::-1]).permute(*reversed(range(len(shape))))
         where = geometry(shape, [out.stride(), a.stride()])
@@ -351,7 +351,7 @@ def test_another_shape_is_the_same_text():
 
     assert text(3, 4) == text(77, 5)
     assert text(3, 4) != text(3, 4, 5)
-    assert text(3, 40) == text(5, 770)  # rows that are worth a dimension of the launch
+    assert text(3, 40) == text(5, 770)  # long rows get a dimension of the launch
     assert text(3, 40) != text(3, 4)
 
 
@@ -397,7 +397,7 @@ TILES = (
 
 def compiles_for_cuda(formula, dtype, results, layout) -> None:
     kernel = pointwise(
-        "exp",  # which is taken, without our prefix
+        "exp",  # also a built-in function: the generated name has a prefix
         formula,
         inputs=[dtype, dtype],
         scalars=[dtype],
@@ -408,7 +408,7 @@ def compiles_for_cuda(formula, dtype, results, layout) -> None:
     assert ".entry bp_exp" in compile_cuda(kernel.text, CudaCpp().compile_options)
 
 
-def test_bad_requests_are_named():
+def test_invalid_arguments_raise_errors():
     def make(**changes):
         arguments = {"inputs": [torch.float32], "outputs": [torch.float32], "layout": Layout(), "dialect": OpenCLC()}
         return pointwise(**{"name": "k", "formula": lambda a: a, **arguments, **changes})

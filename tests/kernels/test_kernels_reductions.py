@@ -1,4 +1,4 @@
-"""Reduction kernels against PyTorch on the CPU: OpenCL C is run, CUDA C++ compiled, from the same definitions."""
+"""Compares reduction kernels with PyTorch on the CPU: runs OpenCL C and compiles CUDA C++ of the same definitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ANY = Reduction([torch.bool], [False], lambda x, i: x.to(torch.bool), lambda a, 
 
 
 def _later(a, i, b, j):
-    """Which of two (value, position) argmax gives: NaN before all, the greater value, the lower position."""
+    """Returns the argmax of two (value, position) pairs: NaN before numbers, greater values, lower positions."""
     nan_a, nan_b = functions.isnan(a), functions.isnan(b)
     wins = (nan_b & ~nan_a) | (~nan_a & (b > a))
     same = (nan_a & nan_b) | (a == b)
@@ -46,7 +46,7 @@ ARGMAX = Reduction([F32, I64], [-INF, 2**63 - 1], lambda x, i: (x, i), _later, l
 
 
 def _merge(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
-    """Chan's combination of two means and sums of squared distances from them."""
+    """Chan's formula: combines the means and sums of squared differences of two sets."""
     n = n_a + n_b
     share = functions.where(n == 0.0, 0.0, n_b / n)
     delta = mean_b - mean_a
@@ -77,23 +77,23 @@ def test_dynamic_shape_strides_and_dims(data, shape):
 
 
 @pytest.mark.parametrize("dtype", [F32, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.bool], ids=str)
-def test_mean_of_what_is_computed_in_float32(dtype):
+def test_mean_computed_in_float32(dtype):
     a = (torch.rand(5, 300) * 9).to(dtype)
     out = torch.empty(5, dtype=dtype if dtype.is_floating_point else F32)
     run_reduction(MEAN, [a], [1], [out], compute=F32)
     torch.testing.assert_close(out, a.float().mean(1).to(out.dtype))
 
 
-def test_no_elements():
+def test_reductions_of_no_elements():
     a, out = torch.empty(2, 0), torch.empty(2)
     for definition, expected in ((SUM, 0.0), (PRODUCT, 1.0), (MEAN, math.nan), (AMAX, -INF)):
         run_reduction(definition, [a], [1], [out])
         torch.testing.assert_close(out, torch.full((2,), expected), equal_nan=True)
     empty = torch.empty(0)
-    run_reduction(SUM, [torch.empty(0, 3)], [1], [empty])  # no results either
+    run_reduction(SUM, [torch.empty(0, 3)], [1], [empty])  # no results
 
 
-def test_nothing_reduced_and_a_number():
+def test_no_reduced_dimensions_and_zero_dimensional_inputs():
     a, out = torch.randn(4, 3), torch.empty(4, 3)
     run_reduction(SUM, [a], [], [out])
     assert torch.equal(out, a)
@@ -115,7 +115,7 @@ def test_amax_propagates_nan_and_any_is_true_for_nan():
     assert found.tolist() == a.bool().any(1).tolist() == [False, True, False, True]
 
 
-def test_argmax_is_the_first_of_equals_in_row_major_order():
+def test_argmax_returns_the_first_of_equal_elements():
     a = torch.randint(0, 4, (6, 9, 50)).float().transpose(0, 2)  # 50 × 9 × 6, innermost stride not 1
     a[3, 4, 5] = a[2, 8, 1] = math.nan
     for dims, tensor in (([0, 1, 2], a), ([1], a), ([1, 2], a)):
@@ -128,7 +128,7 @@ def test_argmax_is_the_first_of_equals_in_row_major_order():
         torch.testing.assert_close(values, flat.gather(-1, expected[..., None])[..., 0], equal_nan=True)
 
 
-def test_a_long_sum_is_accurate():
+def test_long_sum_is_accurate():
     torch.manual_seed(0)
     a, out = torch.rand(2_000_000), torch.empty(())
     run_reduction(SUM, [a], [0], [out])
@@ -144,7 +144,7 @@ def test_variance_far_from_zero():
     torch.testing.assert_close(mean, a.double().mean(1).float())
 
 
-def test_two_inputs_are_a_dot_product():
+def test_dot_product_of_two_inputs():
     a, b = torch.randint(-9, 9, (7, 200)).float(), torch.randint(-9, 9, (200, 7)).float().T
     out = torch.empty(7)
     dot = Reduction([F32], [0.0], lambda x, y, i: x * y, lambda a, b: a + b, lambda s, n: s)
@@ -153,14 +153,14 @@ def test_two_inputs_are_a_dot_product():
 
 
 def made(dialect, sizes, strides, definition=SUM, outputs=(F32,), **options):
-    """The first launch for an input of these sizes and strides, reduced over its second dimension."""
+    """Returns the first kernel for an input of these sizes and strides, reduced over its second dimension."""
     given = torch.empty_strided(sizes, strides, device="meta")
     results = [torch.empty(sizes[0], dtype=dtype, device="meta") for dtype in outputs]
     where = reduction_geometry(sizes, [1], [(1,)] * len(results), [strides])
     return reduction(dialect, "r", definition, results, [given], where, Options(**options))[0].kernel
 
 
-def test_another_shape_is_the_same_text_and_large_tensors_have_64_bit_indices():
+def test_text_is_independent_of_sizes_and_large_tensors_use_64_bit_indices():
     texts = [made(OpenCLC(), *one).text for one in (((3, 4), (4, 1)), ((5, 7), (1, 5)), ((3, 4), (2**31, 1)))]
     assert texts[0] == texts[1]
     assert ["typedef long index_t" in text for text in texts] == [False, False, True]
@@ -177,7 +177,7 @@ def test_cuda_text_compiles(sizes, transposed):
         assert ".entry bp_r" in compile_cuda(kernel.text, CudaCpp().compile_options)
 
 
-def test_bad_requests_are_named():
+def test_invalid_arguments_raise_errors():
     with pytest.raises(TypeError, match="finish returned 1 values, and 2 are needed"):
         made(OpenCLC(), (3, 4), (4, 1), outputs=[F32, F32])
     with pytest.raises(ValueError, match="1 numbers of identity for 2 dtypes"):

@@ -1,4 +1,4 @@
-"""Targets that are files: those that ship, and what is refused of others."""
+"""Tests targets in JSON files: the shipped ones, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FIGURES = [one.name for one in dataclasses.fields(Target)]
 SPEEDS = ["bytes_per_second", "operations_per_second"]
 
 
-def test_five_ship() -> None:
+def test_shipped_targets() -> None:
     assert list(SHIPPED) == ["amd-rdna3", "apple-m2-max", "arm-mali-g610", "intel-arc", "nvidia-ada"]
     names = {read_target(name).name for name in SHIPPED}
     assert len(names) == 5
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_each_figure_has_a_source_or_is_said_to_be_assumed(name: str) -> None:
+def test_each_figure_has_a_source_or_is_marked_assumed(name: str) -> None:
     said = json.loads(SHIPPED[name].read_text(encoding="utf-8"))
     sourced = [figure for figures in said["sources"].values() for figure in figures]
     assert sorted([*sourced, *said["assumed"]]) == sorted([*FIGURES, *SPEEDS])
@@ -35,7 +35,7 @@ def test_each_figure_has_a_source_or_is_said_to_be_assumed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_kernels_are_written_for_them_within_their_limits(name: str) -> None:
+def test_kernels_for_shipped_targets_stay_within_their_limits(name: str) -> None:
     target = read_target(name).target
     assert target == read_target(SHIPPED[name]).target
     assert target.simt
@@ -49,7 +49,7 @@ def test_kernels_are_written_for_them_within_their_limits(name: str) -> None:
     where = reduction_geometry(a.shape, [0, 1], [()], [a.stride()])
     first, *_ = reduction(dialect, "sum", total, [a.new_empty(())], [a], where)
     target.check("sum", local=first.kernel.local_bytes, group=first.group_size)
-    assert first.global_size // first.group_size > 1  # groups share the sum
+    assert first.global_size // first.group_size > 1  # several work groups share the sum
     if not target.float64:
         with pytest.raises(TypeError, match="this device has no float64"):
             matmul(dialect, a.double(), a.double(), a.double())
@@ -64,7 +64,7 @@ def written(folder: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_missing_or_absurd_figure_is_named_with_its_file(figure: str, tmp_path: Path) -> None:
+def test_missing_and_invalid_figures_raise_with_the_file_name(figure: str, tmp_path: Path) -> None:
     path = written(tmp_path, lambda said: said["figures"].pop(figure))
     with pytest.raises(ValueError, match=rf"^the target {re.escape(str(path))}: figures lacks {figure}$"):
         read_target(path)
@@ -86,12 +86,12 @@ def test_a_missing_or_absurd_figure_is_named_with_its_file(figure: str, tmp_path
         (lambda said: said.pop("operations_per_second"), "operations_per_second is None, and must be a whole number"),
     ],
 )
-def test_what_else_is_wrong_is_named(change: Any, message: str, tmp_path: Path) -> None:
+def test_other_errors_in_a_target_file(change: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_target(written(tmp_path, change))
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_missing_and_malformed_target_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^the target nvidia cannot be read: No such file.*amd-rdna3, apple-m2-max"):
         read_target("nvidia")
     (tmp_path / "text.json").write_text("{figures", encoding="utf-8")

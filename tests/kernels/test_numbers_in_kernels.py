@@ -1,7 +1,7 @@
-"""A number that a formula or a template uses is an argument of the kernel: another number is no kernel to build, except
-for values that a declaration calls static.
+"""Tests that numbers in formulas and templates are kernel arguments: a call with another number builds no new kernel,
+except for values declared static.
 
-For all planned operators, on devices that build nothing, with the text for GPUs and for processors.
+Covers all planned operators, with the kernel text for GPUs and for CPUs, on devices that do not build kernels.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def test_another_number_is_no_kernel_to_build(found: dict[str, Any]) -> None:
+def test_other_numbers_build_no_kernels(found: dict[str, Any]) -> None:
     assert found["operators"] > 150
     assert found["built"] == []
 
 
-def test_static_numbers_have_kernels_of_their_own(found: dict[str, Any]) -> None:
+def test_static_numbers_need_separate_kernels(found: dict[str, Any]) -> None:
     assert found["needless"] == []
 
 
-def test_all_numbers_of_all_operators_are_tried(found: dict[str, Any]) -> None:
+def test_all_numbers_of_all_operators_are_covered(found: dict[str, Any]) -> None:
     assert found["without a call"] == []
     assert found["not varied"] == []
     assert found["not planned"] == []

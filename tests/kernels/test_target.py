@@ -1,4 +1,4 @@
-"""What kernels are told of a device: the figures, what they decide, and that nothing else is asked."""
+"""Tests Target: its figures, the decisions that follow from them, and that kernels depend on nothing else."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ THREADS, LOCKSTEP = Target.of_kind("cpu"), Target.of_kind("gpu")
 # --- figures
 
 
-def test_every_figure_has_a_rule_and_a_meaning() -> None:
+def test_every_figure_has_a_rule_and_documentation() -> None:
     assert list(_RULES) == FIGURES
     words = str(Target.__doc__).partition("Raises:")[0]
     assert [name for name in FIGURES if not re.search(rf"\b{name}\b", words)] == []
 
 
-def test_every_figure_has_a_reader() -> None:
-    """What target.py decides by a figure counts if the decision is asked for elsewhere."""
+def test_every_figure_is_used() -> None:
+    """A figure that only target.py reads counts if other code uses a method that depends on it."""
     package = paths.ROOT / "torch_backplane"
     own = ast.parse((package / "kernels" / "target.py").read_text(encoding="utf-8"))
     read_elsewhere = {
@@ -73,7 +73,7 @@ def test_every_figure_has_a_reader() -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("value", [None, -1, "many", 2.5, float("nan")])
-def test_a_missing_or_absurd_figure_is_named_with_its_value_and_what_is_accepted(name: str, value: Any) -> None:
+def test_invalid_figures_raise_with_the_accepted_values(name: str, value: Any) -> None:
     accepted = re.escape(_RULES[name][0])
     with pytest.raises(ValueError, match=rf"^Target\.{name} is {re.escape(repr(value))}, and must be {accepted}$"):
         Target(**{name: value})
@@ -91,12 +91,12 @@ def test_a_missing_or_absurd_figure_is_named_with_its_value_and_what_is_accepted
         ({"subgroup_size": 64, "max_group_size": 32}, "subgroup_size is 64, and must be at most max_group_size"),
     ],
 )
-def test_figures_that_make_no_sense_are_refused(figures: dict[str, Any], message: str) -> None:
+def test_inconsistent_figures_raise(figures: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Target(**figures)
 
 
-def test_a_kind_of_device_has_figures_that_a_driver_may_replace() -> None:
+def test_device_kinds_have_default_figures_that_drivers_can_override() -> None:
     assert Target.of_kind("gpu") == Target.of_kind("accelerator") == Target()
     assert Target.of_kind("gpu").simt
     assert not Target.of_kind("cpu").simt
@@ -105,7 +105,7 @@ def test_a_kind_of_device_has_figures_that_a_driver_may_replace() -> None:
         Target.of_kind("toaster")
 
 
-def test_every_kind_of_device_has_its_figures() -> None:
+def test_every_device_kind_has_default_figures() -> None:
     from torch_backplane.drivers.base import KINDS
 
     assert tuple(Target.KINDS) == KINDS
@@ -114,7 +114,7 @@ def test_every_kind_of_device_has_its_figures() -> None:
 # --- decisions
 
 
-def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
+def test_lockstep_items_take_one_element_and_threads_take_runs() -> None:
     assert (LOCKSTEP.run(64), THREADS.run(64)) == (1, 64)
     assert (LOCKSTEP.team_size, THREADS.team_size) == (64, 1)
     assert (LOCKSTEP.register_bytes, THREADS.register_bytes) == (0, 64)
@@ -123,29 +123,29 @@ def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
     assert not dataclasses.replace(THREADS, float64=False).has_wide_sums
 
 
-def test_few_long_pieces_of_work_are_divided() -> None:
+def test_work_of_few_long_groups_is_divided() -> None:
     gpu, processor = Target(compute_units=100), Target.of_kind("cpu", compute_units=100)
     assert [gpu.should_divide(groups, 128) for groups in (1, 800, 801, 1600)] == [True, True, False, False]
     assert [gpu.should_divide(1, steps) for steps in (0, 127, 128, 1 << 20)] == [False, False, True, True]
     assert [processor.should_divide(groups, 1 << 15) for groups in (1, 25, 26, 400)] == [True, True, False, False]
     assert not processor.should_divide(1, 1000)
-    # Of as few units as it has results to do, none has to wait for others.
+    # Never with few compute units.
     assert not Target.of_kind("cpu", compute_units=3).should_divide(1, 1 << 20)
 
 
 @pytest.mark.parametrize("simt", [True, False])
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 31, 32, 63, 64, 100, 256, 1024])
-def test_no_group_is_larger_than_the_device_allows(most: int, simt: bool) -> None:
+def test_group_sizes_stay_within_the_maximum(most: int, simt: bool) -> None:
     target = Target(simt=simt, max_group_size=most)
     sizes = [target.group_size, target.element_group_size, target.team_size, target.small_group(8), target.group(512)]
     sizes += [target.team_of(8), target.large_group]
     for length, rows, strided in [(4, 9, False), (100, 9, False), (100, 9, True), (100, 2, False), (3, 3, True)]:
         sizes.append(math.prod(target.row_group(length, rows, strided)))
     assert all(1 <= size <= most for size in sizes)
-    assert target.team_size & (target.team_size - 1) == 0  # a tree
+    assert target.team_size & (target.team_size - 1) == 0  # a power of two, for tree reductions
 
 
-def test_groups_leave_no_lanes_empty() -> None:
+def test_group_sizes_are_multiples_of_group_multiple() -> None:
     assert [Target(group_multiple=one).group_size for one in (1, 8, 16, 32, 64)] == [64] * 5
     assert [Target(group_multiple=one).group_size for one in (24, 48, 96, 128)] == [72, 96, 96, 128]
     assert Target(group_multiple=128, max_group_size=128).element_group_size == 128
@@ -156,12 +156,12 @@ def test_teams_need_local_memory(local: int, team: int) -> None:
     assert Target(local_memory=local).team_size == team
 
 
-def test_teams_have_as_many_members_as_local_memory_holds() -> None:
+def test_team_size_is_limited_by_local_memory() -> None:
     target = Target(local_memory=4 << 10)
     assert [target.team_of(size) for size in (1, 64, 65, 128, 1024, 4096, 4097)] == [64, 64, 32, 32, 4, 1, 1]
 
 
-def test_a_dialect_has_no_float64_where_the_target_has_none() -> None:
+def test_dialects_reject_float64_without_target_support() -> None:
     for dialect in (OpenCLC, CudaCpp):
         assert dialect(Target()).type(torch.float64) == "double"
         with pytest.raises(TypeError, match="this device has no float64"):
@@ -179,7 +179,7 @@ def test_a_dialect_has_no_float64_where_the_target_has_none() -> None:
         ({"group": 257}, "aten::what needs 257 work items in a group, and its device takes 256"),
     ],
 )
-def test_what_is_beyond_a_limit_is_refused_by_name(needs: dict[str, int], words: str) -> None:
+def test_exceeded_limits_raise(needs: dict[str, int], words: str) -> None:
     target = Target()
     target.check("aten::what", **{name: need - 1 for name, need in needs.items() if name != "local"})
     with pytest.raises(LimitExceeded, match=re.escape(words)) as raised:
@@ -191,8 +191,8 @@ def test_what_is_beyond_a_limit_is_refused_by_name(needs: dict[str, int], words:
 F32 = torch.float32
 
 
-def test_as_many_slots_as_arguments_hold() -> None:
-    # Of a slot: three outputs, four inputs and a step, each a handle and an offset; five numbers and a count.
+def test_number_of_slots_is_limited_by_argument_bytes() -> None:
+    # A slot has three outputs, four inputs and a step, each a handle and an offset; and five numbers and a count.
     adam = {"outputs": [F32] * 3, "inputs": [F32] * 4, "singles": [F32], "scalars": [F32] * 5}
     each = 8 * 16 + 6 * 4
     for most, slots in [(1024, 6), (each, 1), (2 * each - 1, 1), (2 * each, 2), (8 * each, 8), (1 << 20, 8)]:
@@ -208,14 +208,14 @@ def test_as_many_slots_as_arguments_hold() -> None:
         assert dialect.argument_bytes(kernel.parameters) == 8 * eight + 4 * (len(declared) - eight)
 
 
-def test_tiles_of_products_are_as_large_as_group_and_local_memory_allow() -> None:
+def test_product_tiles_fit_the_group_size_and_local_memory() -> None:
     a = torch.empty(100, 100)
     for figures, group, local in [
         ({}, 256, 8320),
         ({"max_group_size": 255}, 64, 4224),
         ({"local_memory": 8319}, 64, 4224),
         ({"max_group_size": 16}, 16, 2176),
-        ({"local_memory": 2175}, 64, 0),  # none: each work item by itself
+        ({"local_memory": 2175}, 64, 0),  # no tiles: each work item computes its result alone
         ({"max_group_size": 15}, 15, 0),
     ]:
         kernel = matmul(OpenCLC(Target(**figures)), torch.empty(100, 100), a, a)[0].kernel
@@ -225,7 +225,7 @@ def test_tiles_of_products_are_as_large_as_group_and_local_memory_allow() -> Non
     assert doubles.kernel.local_bytes == 2 * 8320
 
 
-def test_local_memory_is_counted_as_the_text_declares_it() -> None:
+def test_local_memory_is_computed_from_declarations() -> None:
     types = {"value_t": F32, "int64": torch.int64}
     text = "LOCAL value_t a[4], b[2][3 + 1]; x; LOCAL int64 c[5];"
     assert local_bytes(text, types) == 4 * 4 + 8 * 4 + 5 * 8
@@ -239,7 +239,7 @@ def test_local_memory_is_counted_as_the_text_declares_it() -> None:
 
 
 @pytest.mark.parametrize("dims", [[0], [1]])
-def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) -> None:
+def test_reduction_teams_fit_the_group_size_and_local_memory(dims: list[int]) -> None:
     state = [torch.float64] * 4 + [torch.bool]
     moments = Reduction(
         state, [0.0] * 4 + [False], lambda x, at: (x, x, x, x, at > 3), lambda *both: both[:5], lambda *left: left[0]
@@ -252,13 +252,13 @@ def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) ->
         ({"local_memory": 64 * 33}, 64),
         ({"local_memory": 64 * 33 - 1}, 32),
         ({"max_group_size": 63}, 32),
-        ({"local_memory": 2047}, 8),  # threads
+        ({"local_memory": 2047}, 8),  # one work item per result
         ({"local_memory": 0, "max_group_size": 5}, 5),
     ]:
         calls = reduction(OpenCLC(Target(**figures)), "moments", moments, [out], [a], where)
         for call in calls:
-            shared = "LOCAL shared" in call.kernel.text  # not where items have results of their own
-            wide = "wide_columns" in call.kernel.name  # a thread has many of them
+            shared = "LOCAL shared" in call.kernel.text  # not with one work item per result
+            wide = "wide_columns" in call.kernel.name  # many results per work item
             assert wide == (group in (8, 5) and dims == [0])
             assert (call.group_size, call.kernel.local_bytes) == (1 if wide else group, 33 * group if shared else 0)
             assert shared or dims == [0] or Target(**figures).team_size == 1
@@ -282,7 +282,7 @@ for name, calls in CALLS.items():
     names = [one.name for one in overload._schema.arguments]
     for device in range(torch.bp.device_count()):
         if name.startswith("backplane::attention") and not attends_in_one_pass(dialect_of(device).target):
-            continue  # it is never called there
+            continue  # never called on such devices
         given = dict(zip(names, calls.make(f"bp:{device}"), strict=False))
         schema = [one for one in overload._schema.arguments if one.name in given]
         named = {one.name: given[one.name] for one in schema if one.kwarg_only}
@@ -313,13 +313,13 @@ def test_operators_stay_within_the_limits_of_small_devices(targets: str, tmp_pat
     assert refused == []
 
 
-def test_nothing_above_the_target_asks_what_hardware_there_is() -> None:
+def test_kernels_and_operators_depend_only_on_the_target() -> None:
     asked = re.compile(r'processor|\.kind ==|"(cpu|gpu|accelerator)"|properties\.(kind|driver|name)|_[CG]PU_|vendor')
     found = [
         f"{path.name}: {line.strip()}"
         for part in ("kernels", "planning", "operators")
         for path in (paths.ROOT / "torch_backplane" / part).rglob("*.py")
-        # kernels/cpu/ has the forms for processors, and costs.py the costs by class of target.
+        # kernels/cpu/ contains the code for CPUs, and costs.py the costs by class of target.
         if path.name not in ("target.py", "costs.py") and path.parent.name != "cpu"
         for line in path.read_text(encoding="utf-8").splitlines()
         if asked.search(line) and "cpu/" not in line

@@ -1,4 +1,4 @@
-"""Attention in one pass as CUDA C++; what it computes is tests/opencl/test_attention.py."""
+"""Compiles the one-pass attention templates as CUDA C++. tests/opencl/test_attention.py tests their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_backplane.kernels.templates.attention_bias import attention_bias_grad
 @pytest.mark.parametrize(
     ("causal", "biased", "drops"), [(False, True, False), (True, False, False), (False, True, True)]
 )
-def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, drops: bool) -> None:
+def test_attention_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, drops: bool) -> None:
     query, grad, out = (torch.empty(2, 4, 70, 24, dtype=dtype) for _ in range(3))
     key, value = (torch.empty(2, 2, 90, 24, dtype=dtype) for _ in range(2))
     bias = torch.empty(70, 90, dtype=dtype).expand(2, 4, 70, 90) if biased else None
@@ -31,7 +31,7 @@ def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, dro
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_divided_keys_compile_as_cuda(dtype: torch.dtype) -> None:
+def test_attention_with_split_keys_compiles_as_cuda(dtype: torch.dtype) -> None:
     query, out = (torch.empty(1, 1, 1, 24, dtype=dtype) for _ in range(2))
     key, value = (torch.empty(1, 1, 900, 24, dtype=dtype) for _ in range(2))
     logarithm = torch.empty(1, 1, 1, dtype=value_dtype(dtype))
@@ -44,7 +44,7 @@ def test_divided_keys_compile_as_cuda(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(2, 4, 70, 90), (1, 1, 1, 90), (2, 4, 70, 1), (1, 1, 1, 1)], ids=str)
-def test_gradients_of_masks_compile_as_cuda(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+def test_bias_gradients_compile_as_cuda(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     query, grad = (torch.empty(2, 4, 70, 24, dtype=dtype) for _ in range(2))
     key, value = (torch.empty(2, 2, 90, 24, dtype=dtype) for _ in range(2))
     bias, rows = torch.empty(sizes, dtype=dtype).expand(2, 4, 70, 90), torch.empty(2, 4, 70, dtype=value_dtype(dtype))

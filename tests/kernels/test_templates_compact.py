@@ -1,4 +1,4 @@
-"""Compaction: both forms of the text against PyTorch on the CPU, and CUDA C++ compiled."""
+"""Compares the compaction templates with PyTorch on the CPU, and compiles them as CUDA C++."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_scatter(processor, size):
 
 @processors
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.complex64], ids=str)
-def test_what_is_not_zero(processor, dtype):
+def test_non_zero_elements_are_counted(processor, dtype):
     x = torch.tensor([0.0, -0.0, 1.0, 0.5, -3.0, 0.0, 2.0]).to(dtype)
     if dtype.is_complex:
         x[5] = 1j

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients, summed where the image is, against PyTorch in float64."""
+"""Compares convolutions and their gradients, computed without stored patches, with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_backplane.kernels import OpenCLC
 from torch_backplane.kernels.templates.convolution import forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows
 
-# batch, channels, of the result, groups; sizes, window, stride, padding, dilation.
+# batch, input channels, output channels, groups, sizes, window, stride, padding, dilation
 CASES = {
     "plain": (2, 3, 5, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
     "strides and dilation": (2, 4, 70, 1, (13, 17), (3, 2), (2, 3), (2, 0), (2, 3)),
@@ -50,12 +50,12 @@ def by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def close(found: torch.Tensor, exact: torch.Tensor, depth: int) -> bool:
-    """The tolerance is for numbers as large as sums of so many products are."""
+    """The tolerance is relative to the typical size of a sum of `depth` products."""
     return bool((found - exact).norm() <= TOLERANCE[found.dtype] * math.sqrt(depth * exact.numel()))
 
 
 def calls(case: str, dtype: torch.dtype, of_device: OpenCLC):
-    """Of each kind: the arguments of `gathered`, and what it is to give."""
+    """Yields the arguments of `gathered` and the expected result: forward, gradients of the weight and of the image."""
     image, weight, groups, w = made(case, dtype)
     bias = random((weight.shape[0],), dtype)
     wide = [one.double().requires_grad_() for one in (image, weight)]
@@ -74,14 +74,14 @@ def calls(case: str, dtype: torch.dtype, of_device: OpenCLC):
 @pytest.mark.parametrize("units", [1, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_sums_are_those_of_float64(case, dtype, units):
+def test_convolutions_match_float64(case, dtype, units):
     of_device = dialect("gpu", compute_units=units)
     for arguments, exact in calls(case, dtype, of_device):
         run(gathered(of_device, *arguments))
         assert close(arguments[0], exact, arguments[2].k.count)
 
 
-def test_which_way_sums_are_computed():
+def test_choice_of_the_kernel_form():
     def names(case: str) -> list[str]:
         of_device = dialect("gpu", compute_units=64)
         return [
@@ -95,7 +95,7 @@ def test_which_way_sums_are_computed():
     assert names("volumes")[0] == "bp_convolution3"
 
 
-def test_what_is_no_number_stays_where_it_is():
+def test_infinity_and_nan_propagate_as_in_pytorch():
     image, weight, groups, w = made("plain", torch.float32)
     image[0, 0, 0, 0], weight[0, 0, 0, 0] = torch.inf, torch.nan
     exact = exactly(image, weight, None, groups, w)

@@ -1,4 +1,4 @@
-"""Patches and pooling: the text in both forms. What they compute is tested as operators, in tests/opencl."""
+"""Tests the patch templates, and compiles patch and pooling templates as CUDA C++. tests/opencl tests the operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOWS = Windows((8, 9), (3, 4), (3, 2), (2, 2), (1, 0), (1, 2))
 
 
 @processors
-def test_patches_are_those_of_pytorch(processor):
+def test_patches_match_pytorch(processor):
     image = torch.randn(2, 3, 8, 9)
     settings = {"kernel_size": (3, 2), "stride": (2, 2), "padding": (1, 0), "dilation": (1, 2)}
     expected = torch.nn.functional.unfold(image, **settings)

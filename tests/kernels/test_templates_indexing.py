@@ -1,4 +1,4 @@
-"""Indexed reads and writes against PyTorch on the CPU, and what they do with an index out of range."""
+"""Compares the templates for indexed reads and writes with PyTorch on the CPU, including out-of-range indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def no_errors():
 
 
 def along(self, index, dim):
-    """kept, indices of gather and scatter."""
+    """Returns the arguments `kept` and `indices` for gather and scatter."""
     kept = [0 if d == dim else step for d, step in enumerate(self.stride())]
     return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
 
@@ -59,7 +59,7 @@ def test_advanced_indexing_with_two_tensors_and_negative_indices(processor, inde
 
 
 @processors
-def test_an_index_out_of_range_is_reported_and_left_out(processor):
+def test_out_of_range_index_is_reported_and_skipped(processor):
     table, errors = torch.randn(5, 4), no_errors()
     for wrong in (5, -1, 2**40, 2**32, -(2**33)):
         rows, out = torch.tensor([0, wrong, 4]), torch.full((3, 4), 9.0)
@@ -111,7 +111,7 @@ def test_scatter(processor, dtype, combine):
 
 
 @processors
-def test_the_last_of_several_values_stays_where_asked_for_order(processor):
+def test_deterministic_writes_keep_the_last_value(processor):
     self, index, errors = torch.zeros(10), torch.randint(0, 10, (1000,)), no_errors()
     values = torch.arange(1000.0)
     indices = [Index(index, (1,), 1, 10)]
@@ -124,7 +124,7 @@ def test_the_last_of_several_values_stays_where_asked_for_order(processor):
 
 
 @processors
-def test_embedding_backward_and_numbers(processor):
+def test_embedding_backward_index_fill_and_index_add(processor):
     target, errors = dialect(processor), no_errors()
     rows, grad = torch.randint(0, 9, (4, 50)), torch.randn(4, 50, 33)
     out, indices = torch.zeros(9, 33), [Index(rows, (50, 1, 0), 33, 9)]

@@ -1,4 +1,4 @@
-"""Negative log likelihood templates against PyTorch on the CPU."""
+"""Compares the negative log likelihood templates with PyTorch on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Margin loss templates, as processors and as GPUs run them, against PyTorch on the CPU."""
+"""Compares the margin loss templates, for CPUs and for GPUs, with PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [(1, 1), (9, 5), (130, 3), (3, 2500)]
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_of_one_target(processor, dtype, p, weighted, shape):
+def test_multi_margin_loss_template(processor, dtype, p, weighted, shape):
     target_dialect, errors = dialect(processor), torch.zeros(error_words.WORDS, dtype=torch.int32)
     x, target, grad = random(shape, dtype), torch.randint(0, shape[1], shape[:1]), random(shape[:1], dtype)
     weight = torch.rand(shape[1]).to(dtype) if weighted else None
@@ -54,7 +54,7 @@ def test_of_one_target(processor, dtype, p, weighted, shape):
 @processors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_of_a_set_of_labels(processor, dtype, shape):
+def test_multilabel_margin_loss_template(processor, dtype, shape):
     target_dialect, errors = dialect(processor), torch.zeros(error_words.WORDS, dtype=torch.int32)
     x, target, grad = random(shape, dtype), torch.randint(0, shape[1], shape), random(shape[:1], dtype)
     ends = torch.randint(0, min(shape[1] + 1, 20), (shape[0], 1))

@@ -1,4 +1,4 @@
-"""Matrix products: every form, layout and dtype against PyTorch on the CPU."""
+"""Compares the matrix product template with PyTorch on the CPU, for all forms, layouts and dtypes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def laid_out(shape, layout, dtype):
 @processors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")], ids=str)
-def test_products(processor, dtype, layouts):
+def test_products_match_pytorch(processor, dtype, layouts):
     for batch, rows, depth, columns in ((1, 70, 67, 65), (3, 9, 33, 20), (2, 1, 5, 1), (1, 3, 0, 4)):
         a, b = laid_out((batch, rows, depth), layouts[0], dtype), laid_out((batch, depth, columns), layouts[1], dtype)
         out = torch.full((batch, rows, columns), 9).to(dtype)
@@ -34,7 +34,7 @@ def test_products(processor, dtype, layouts):
 
 @processors
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-def test_in_place_with_factors_and_transposed_results(processor, dtype):
+def test_in_place_products_with_factors_and_transposed_results(processor, dtype):
     a, b = random((30, 40), dtype), random((40, 50), dtype)
     out = random((50, 30), dtype).t()
     expected = torch.addmm(out, a, b, alpha=2, beta=3)
@@ -50,7 +50,7 @@ def test_in_place_with_factors_and_transposed_results(processor, dtype):
 @processors
 @pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")], ids=str)
 def test_long_sums_are_accurate(processor, layouts):
-    """With one chain of additions the error would be some 1.2e-6, and 0.6e-6 by vectors along the chain."""
+    """A single chain of additions would have a relative error of 1.2e-6, and a vectorized chain one of 0.6e-6."""
     torch.manual_seed(0)
     a, b = laid_out((20, 5000), layouts[0], torch.float32), laid_out((5000, 20), layouts[1], torch.float32)
     out, exact = torch.empty(20, 20), a.double() @ b.double()
@@ -61,8 +61,8 @@ def test_long_sums_are_accurate(processor, layouts):
 @processors
 @pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")], ids=str)
 @pytest.mark.parametrize("depth", [1, 2, 5, 7])
-def test_short_sums_lose_nothing_but_the_last_rounding(processor, layouts, depth):
-    """Terms that nearly cancel: with roundings between them errors would be thousands of times the result's."""
+def test_short_sums_are_rounded_once(processor, layouts, depth):
+    """Sums terms that nearly cancel. Rounding each term would give errors thousands of times larger than the result."""
     torch.manual_seed(depth)
     a, b = laid_out((19, depth), layouts[0], torch.float32), laid_out((depth, 21), layouts[1], torch.float32)
     a.mul_(1000), b.mul_(1000)
@@ -80,7 +80,7 @@ def test_short_sums_lose_nothing_but_the_last_rounding(processor, layouts, depth
 
 @processors
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_short_sums_keep_what_is_no_number(processor, dtype):
+def test_short_sums_propagate_infinity_and_nan(processor, dtype):
     largest = torch.finfo(dtype).max
     a = torch.tensor([[1, 1], [math.inf, 1], [math.nan, 1], [largest, largest], [largest, -largest]], dtype=dtype)
     b = torch.tensor([[1, -1, 2, math.inf], [1, 1, 2, 1]], dtype=dtype)
@@ -93,7 +93,7 @@ LAYOUTS = [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps"
 
 
 def divided(a, b, c=None, alpha=1, beta=1, *, out=None, units=64):
-    """The product on a device with so many compute units, as a product whose sums are divided."""
+    """Computes the product for a device with `units` compute units, and checks that work groups share each sum."""
     out = torch.full((*a.shape[:-1], b.shape[-1]), 9).to(a.dtype) if out is None else out
     made = matmul(dialect("gpu", compute_units=units), out, a, b, c, (alpha, beta))
     assert len(made) > 1
@@ -104,7 +104,7 @@ def divided(a, b, c=None, alpha=1, beta=1, *, out=None, units=64):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
-def test_long_sums_of_few_results_are_divided(dtype, layouts):
+def test_long_sums_of_few_results_are_split(dtype, layouts):
     for batch, rows, depth, columns in ((1, 70, 1000, 65), (3, 9, 2051, 20), (1, 1, 700, 1), (2, 2, 5003, 3)):
         a, b = laid_out((batch, rows, depth), layouts[0], dtype), laid_out((batch, depth, columns), layouts[1], dtype)
         found = divided(a, b)
@@ -116,7 +116,7 @@ def test_long_sums_of_few_results_are_divided(dtype, layouts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64], ids=str)
-def test_the_last_step_of_divided_sums_has_the_rest(dtype):
+def test_split_sums_apply_bias_and_factors(dtype):
     wide = torch.float64 if dtype.is_floating_point else torch.int64
     a, b = random((30, 3000), dtype), random((3000, 50), dtype)
     close = {"rtol": torch.finfo(dtype).eps, "atol": 1e-3} if dtype.is_floating_point else {"rtol": 0, "atol": 0}
@@ -127,21 +127,21 @@ def test_the_last_step_of_divided_sums_has_the_rest(dtype):
     ):
         expected = (-1 * bias.to(wide) + 2 * (a.to(wide) @ b.to(wide))).to(dtype)
         torch.testing.assert_close(divided(a, b, bias, 2, -1), expected, **close)
-    out = random((50, 30), dtype).t()  # in place, transposed
+    out = random((50, 30), dtype).t()  # in-place, transposed
     expected = (3 * out.to(wide) + a.to(wide) @ b.to(wide)).to(dtype)
     torch.testing.assert_close(divided(a, b, out, 1, 3, out=out), expected, **close)
     turned = torch.empty(50, 30, dtype=dtype).t()
     torch.testing.assert_close(divided(a, b, out=turned), (a.to(wide) @ b.to(wide)).to(dtype), **close)
 
 
-def test_parts_of_divided_sums_keep_what_they_lost():
-    """A part that is rounded to 10⁸ would leave 0."""
+def test_partial_sums_keep_their_rounding_errors():
+    """If the partial sums were rounded to float32, the result would be 0: 10⁸ + 1 rounds to 10⁸."""
     a = torch.zeros(1, 4096)
     a[0, 0], a[0, 64], a[0, 4000] = 1e8, 1, -1e8
     assert divided(a, torch.ones(4096, 1)).item() == 1
 
 
-def test_divided_sums_keep_what_is_no_number():
+def test_split_sums_propagate_infinity_and_nan():
     a = torch.ones(6, 4096)
     a[0, 7], a[1, 4000], a[2, 3], a[3, 5], a[3, 4090], a[4, :2] = (
         math.nan,
@@ -157,14 +157,14 @@ def test_divided_sums_keep_what_is_no_number():
     torch.testing.assert_close(divided(a, b), expected[:, None].expand(6, 5), equal_nan=True, rtol=1e-6, atol=0)
 
 
-def test_sums_are_divided_alike_in_every_run():
+def test_split_sums_are_deterministic():
     a, b = random((40, 20_000), torch.float32), random((20_000, 40), torch.float32)
     assert torch.equal(divided(a, b), divided(a, b))
     made = matmul(dialect("gpu", compute_units=64), torch.empty(40, 40), a, b)
     assert [one.kernel.name for one in made] == ["bp_matmul_parts", "bp_matmul_sum_chunks", "bp_matmul_sum"]
 
 
-def test_short_sums_and_many_results_are_not_divided():
+def test_short_sums_and_many_results_are_not_split():
     of_device = dialect("gpu", compute_units=64)
     for rows, depth, columns in ((64, 255, 64), (1024, 512, 1024), (2048, 2048, 2048), (64, 0, 64)):
         a, b = torch.empty(1, 1).expand(rows, depth), torch.empty(1, 1).expand(depth, columns)

@@ -1,4 +1,4 @@
-"""Layer, group, batch and RMS norm templates against PyTorch on the CPU."""
+"""Compares the layer, group, batch and RMS norm templates with PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ affine = pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"
 
 
 def close(found, expected, rounding=0.0):
-    """Where rounding is given, absolute differences of float32 up to it are right."""
+    """Compares tensors. `rounding` is the allowed absolute difference of float32 values."""
     for f, e in zip(found, expected, strict=True):
         if f is not None:
             rtol, atol = {2: (2e-2, 2e-2), 4: (1.3e-6, max(1e-5, rounding)), 8: (1e-7, 1e-7)}[f.dtype.itemsize]
@@ -31,12 +31,12 @@ def close(found, expected, rounding=0.0):
 
 
 def rounding_of_sums(grad, parameter):
-    """Of gradients of weight and bias: each adds up a rounded product for every element of grad that shares it."""
+    """The rounding error of weight and bias gradients, which are sums of rounded products of elements of grad."""
     return grad.numel() / parameter.numel() * grad.abs().max().item() * torch.finfo(torch.float32).eps
 
 
 def rounding_of_grad(grad, x, rstd):
-    """Of the gradient of x: x - mean has x's rounding, and is multiplied by rstd twice."""
+    """The rounding error of x's gradient: x - mean has the rounding error of x, and is multiplied by rstd twice."""
     return (grad.abs().max() * x.abs().max() * rstd.max() ** 2).item() * torch.finfo(torch.float32).eps
 
 
@@ -49,7 +49,7 @@ def empty(*sizes):
 
 
 def gradients(function, x, weight, bias, grad):
-    """Gradients of x, weight and bias in float64."""
+    """Returns the gradients of x, weight and bias in float64."""
     leaves = [t.double().requires_grad_() for t in (x, weight, bias) if t is not None]
     return torch.autograd.grad(function(*leaves), leaves, grad.double())
 

@@ -1,4 +1,4 @@
-"""Random fills: Philox's published vectors, moments, bounds, and that a prefix does not depend on the size."""
+"""Tests random fills: known vectors of Philox, moments, bounds, and that the first values do not depend on the size."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def philox(counter, key):
     return c
 
 
-def test_the_model_gives_the_published_vectors():
-    # Known answers of Random123, kat_vectors.
+def test_reference_philox_matches_published_vectors():
+    # Known answers from Random123 (kat_vectors).
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = [0xFFFFFFFF] * 4
     assert philox(ones, ones[:2]) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 @processors
-def test_words_are_those_of_philox(processor):
+def test_integer_fill_matches_philox(processor):
     out, seed, offset = torch.empty(10, dtype=torch.int64), 0x123456789ABCDEF, 0x900000004
     run(fill_integers(dialect(processor), out, 0, 2**32, (seed, offset)))
     key, call = [seed & 0xFFFFFFFF, seed >> 32], [offset // 4 & 0xFFFFFFFF, offset // 4 >> 32]
@@ -76,7 +76,7 @@ def test_moments_and_bounds(processor, dtype):
 
 @processors
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32], ids=str)
-def test_integers_cover_their_range_evenly(processor, dtype):
+def test_integers_are_uniform(processor, dtype):
     out = torch.empty(60_000, dtype=dtype)
     run(fill_integers(dialect(processor), out, 3, 6, (1, 4)))
     counts = out.long().bincount(minlength=9)
@@ -86,7 +86,7 @@ def test_integers_cover_their_range_evenly(processor, dtype):
 
 
 @processors
-def test_a_chance_for_each_element(processor):
+def test_bernoulli_with_a_probability_per_element(processor):
     chance, out = torch.tensor([0.0, 1.0, 0.5]).repeat(1000), torch.empty(3000, dtype=torch.bool)
     run(fill(dialect(processor), out, "bernoulli_each", (5, 0), chance=chance))
     kept = out.view(-1, 3).sum(0)
@@ -109,8 +109,8 @@ def test_cuda_compiles(dtype):
 
 @processors
 @pytest.mark.parametrize("long", [2, 3, 4])
-def test_equal_keys_are_in_any_order(processor, long):
-    """And only these: each order as often as the others, and elements whose keys are alone stay."""
+def test_equal_keys_are_shuffled_uniformly(processor, long):
+    """All orders are equally likely. Elements with unique keys do not move."""
     count = 6000
     keys = torch.arange(count, dtype=torch.int32).repeat_interleave(long)
     out = torch.arange(count * long)

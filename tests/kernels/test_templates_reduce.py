@@ -1,4 +1,4 @@
-"""Reductions by threads and by teams against PyTorch on the CPU: rows, columns, chunks, states and any strides."""
+"""Compares the reduction template, by threads and by teams, with PyTorch on the CPU: layouts, chunks and states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def summed(dtype):
     return Reduction([dtype], [0], lambda x, position: x, lambda a, b: a + b, lambda s, count: s)
 
 
-# The greatest element and the first place where it is; and the mean, which needs the number of elements.
+# The greatest element and its first position; and the mean, which needs the number of elements.
 GREATEST = Reduction(
     [F32, I64],
     [float("-inf"), 2**63 - 1],
@@ -108,7 +108,7 @@ def test_bool_states(dims, target):
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 10_000])
 @pytest.mark.parametrize("form", [(64, 1), (16, 4), (4, 16), (1, 64), (1, 1), (256, 1), (2, 32), (8, 8)], ids=str)
-def test_teams_of_every_size(form, size, chunks):
+def test_teams_of_all_sizes(form, size, chunks):
     a = torch.randint(-99, 99, (67, size)).float()  # sums are exact in any order
     for columns, given in ((False, a), (True, a.T.contiguous().T)):
         out = torch.full((67,), 7.0)
@@ -117,7 +117,7 @@ def test_teams_of_every_size(form, size, chunks):
 
 
 def chain(form, results, count):
-    """Elements that one work item adds up, and partial states that one meets after that."""
+    """Returns how many elements a work item adds, and how many partial results one combines afterwards."""
     return -(-count // (form.chunks * form.along)), -(-form.chunks // (form.along * form.adjacent))
 
 
@@ -127,7 +127,7 @@ def chain(form, results, count):
     ids=str,
 )
 @pytest.mark.parametrize("units", [1, 16, 64, 128])
-def test_large_reductions_fill_the_device_and_have_short_chains(units, shape, dims):
+def test_large_reductions_fill_the_device_with_short_chains(units, shape, dims):
     kept = [size for d, size in enumerate(shape) if d not in dims]
     strides = [torch.empty(shape, device="meta").stride()]
     where = reduction_geometry(shape, dims, [torch.empty(kept, device="meta").stride()], strides)
@@ -141,8 +141,8 @@ def test_large_reductions_fill_the_device_and_have_short_chains(units, shape, di
 
 @targets
 @pytest.mark.parametrize("shape", [(300, 40), (5_000, 19), (20, 30, 40)], ids=str)
-def test_several_sums_of_inputs_that_broadcast(shape, target):
-    """Columns, although what belongs to rows is the same for neighbouring ones."""
+def test_several_sums_of_broadcast_inputs(shape, target):
+    """Uses the form for columns, although an input with one value per row has stride 0 along the columns."""
     x, of_rows, of_columns = torch.randn(shape), torch.randn(shape[0], *[1] * (len(shape) - 1)), torch.randn(shape[-1:])
     definition = summations(F32, 2, lambda x, r, c, _: [x * r, x + c], lambda a, b, n: [b, a / n.to(F32)])
     for dims in ([0], list(range(len(shape) - 1))):
@@ -155,8 +155,8 @@ def test_several_sums_of_inputs_that_broadcast(shape, target):
 
 
 @pytest.mark.parametrize("dtype", [F32, torch.float64], ids=str)
-def test_sums_have_what_additions_lose(dtype):
-    """Of a large number, many small ones, and the large one's negative, in either of two sums."""
+def test_sums_compensate_rounding_errors(dtype):
+    """Each of two sums adds a large number, many small ones, and the negative of the large one."""
     eps = torch.finfo(dtype).eps
     x = torch.full((100_002,), eps / 4, dtype=dtype)
     x[0], x[-1] = 1.0, -1.0
@@ -168,7 +168,7 @@ def test_sums_have_what_additions_lose(dtype):
 
 @pytest.mark.parametrize("dtype", [F32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "moments", "squares"])
-def test_what_long_rows_come_to_compiles_as_cuda(name, dtype):
+def test_reductions_of_long_rows_compile_as_cuda(name, dtype):
     compute = torch.float64 if dtype == torch.float64 else F32
     definition = {
         "softmax": lambda: split_rows.exponentials(False, compute),

@@ -1,4 +1,4 @@
-"""Scans in each form, on every kind of target, against PyTorch on the CPU; and all of it compiled as CUDA C++."""
+"""Compares the scan templates with PyTorch on the CPU, for all forms and targets, and compiles them as CUDA C++."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [((1,), 0), ((5000,), 0), ((7, 100), 1), ((20, 37), 0), ((3, 70, 5), 1)
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 forms = pytest.mark.parametrize("form", [None, *ITEMS, *TEAMS], ids=str)
-# (whether items run in lockstep, form)
+# (whether work items run in lockstep, form)
 targets = pytest.mark.parametrize(
     ("simt", "form"), [(False, None), *((False, form) for form in ITEMS), (True, None), *((True, f) for f in TEAMS)]
 )
@@ -48,7 +48,7 @@ def test_sums(form: Form | None, simt: bool) -> None:
 
 @forms
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
-def test_extrema_of_equals_and_nan(name: str, form: Form | None) -> None:
+def test_extrema_with_ties_and_nan(name: str, form: Form | None) -> None:
     for shape, dim in SHAPES:
         x = values(shape, torch.int64).float()
         x.view(-1)[x.numel() // 2 :: 97] = math.nan
@@ -75,7 +75,7 @@ def test_other_accumulations(name: str, form: Form | None, simt: bool) -> None:
 
 @forms
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
-def test_special_numbers_stay_where_they_begin(name: str, form: Form | None) -> None:
+def test_special_values_do_not_affect_earlier_results(name: str, form: Form | None) -> None:
     for special in (math.inf, -math.inf, math.nan, 0.0):
         x = 1 + values((3, 600), torch.float32) / 30
         x[0, 300], x[1, 0], x[2, 599] = special, special, special
@@ -97,7 +97,7 @@ def test_integers_wrap(dtype: torch.dtype, form: Form | None) -> None:
 
 @forms
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_floats_and_results_in_the_operand(dtype: torch.dtype, form: Form | None) -> None:
+def test_float_dtypes_in_place(dtype: torch.dtype, form: Form | None) -> None:
     if dtype == torch.float64 and not opencl()[2]:
         pytest.skip("the device has no float64")
     x = values((2, 400, 3), dtype)
@@ -116,7 +116,7 @@ def test_complex_products(form: Form | None) -> None:
 
 @pytest.mark.parametrize("compute_units", [1, 16, 100])
 @pytest.mark.parametrize("simt", [True, False], ids=["lockstep", "threads"])
-def test_few_long_lines_fill_the_device_and_have_short_chains(simt: bool, compute_units: int) -> None:
+def test_few_long_lines_are_split_among_compute_units(simt: bool, compute_units: int) -> None:
     target = dialect(simt, compute_units=compute_units)
     for shape, dim in (((1 << 20,), 0), ((4, 1 << 18), 1), ((1 << 17, 8), 0), ((1 << 14, 64), 0)):
         x = torch.empty(shape)
@@ -129,13 +129,13 @@ def test_few_long_lines_fill_the_device_and_have_short_chains(simt: bool, comput
             assert 1.1 * made[-1].global_size >= min(compute_units, x.numel() // 4096), (shape, made[-1])
 
 
-def test_many_lines_are_one_launch() -> None:
+def test_many_lines_use_one_launch() -> None:
     for shape, dim in (((5000, 100), 1), ((100, 20000), 0), ((9,), 0)):
         x = torch.empty(shape)
         assert len(scan.accumulate(dialect(compute_units=4), torch.empty_like(x), x, dim, "cumsum")) == 1
 
 
-def test_little_local_memory_makes_smaller_teams() -> None:
+def test_small_local_memory_reduces_the_team_size() -> None:
     x = values((2, 500), torch.float32)
     for local_memory in (0, 100, 1000, 5000):
         target = dialect(local_memory=local_memory)

@@ -1,4 +1,4 @@
-"""softmax and log_softmax templates against PyTorch on the CPU."""
+"""Compares the softmax and log_softmax templates with PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_forward_and_backward(processor, log, dtype):
         x = (random(shape, dtype).float() * 5).to(dtype)
         out, grad = torch.empty_like(x), random(shape, dtype)
         run(softmax(dialect(processor), out, x, dim, log))
-        # PyTorch rounds halves more than once on the way.
+        # float64, because PyTorch rounds intermediate results in 16-bit dtypes.
         expected = (torch.log_softmax if log else torch.softmax)(x.double(), dim).to(dtype)
         torch.testing.assert_close(out, expected)
         run(softmax_backward(dialect(processor), out, grad, expected, dim, log))

@@ -1,4 +1,4 @@
-"""Sorting and resampling in the text that GPUs get, run on a CPU; and all of it compiled as CUDA C++."""
+"""Tests the sorting, selection, resampling and dropout templates: runs them on a CPU and compiles them as CUDA C++."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def special_numbers(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """With equal ones among them, both zeros, infinities and NaN."""
+    """Returns numbers that include duplicates, both zeros, infinities and NaN."""
     if dtype == torch.bool:
         return numbers(rows, size) > 0
     x = numbers(rows, size, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Templates take no tensor whose strides they do not know, and indices only with the strides that they have."""
+"""Tests that templates check strides: tensors must be contiguous or declared as strided, and indices must match."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def copy(out: torch.Tensor, self: torch.Tensor, **options: object) -> Launch:
     return spec.launch()
 
 
-def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:
+def test_tensors_must_be_contiguous_unless_declared_as_strided() -> None:
     plain = torch.zeros(3, 4)
     copy(plain, plain)
     copy(plain[:0], SPACED[:0])  # nothing to read
@@ -35,7 +35,7 @@ def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:
         copy(SPACED, SPACED, strided={"out"})
 
 
-def test_an_index_is_read_by_its_strides() -> None:
+def test_index_strides_must_match_the_tensors() -> None:
     table, errors = torch.zeros(5, 4), torch.zeros(error_words.WORDS, dtype=torch.int32)
     rows = torch.zeros(3, 2, dtype=torch.int64)[:, 0]
 

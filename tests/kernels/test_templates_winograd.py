@@ -1,4 +1,4 @@
-"""Winograd's convolutions, step by step, against PyTorch in float64."""
+"""Compares the steps of Winograd's convolution with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.source import Launch
 from torch_backplane.kernels.templates.unfold import Windows
 
-# batch, channels, of the result, groups; sizes, padding.
+# batch, input channels, output channels, groups, sizes, padding
 CASES = {
     "plain": (2, 3, 5, 1, (9, 11), (1, 1)),
     "even sizes": (1, 4, 4, 1, (8, 6), (1, 1)),
@@ -49,7 +49,7 @@ def steps(
     w: Windows,
     of_image: bool = False,
 ) -> Iterator[Launch]:
-    """The launches, each with the product between the second and the third when it is asked for the latter."""
+    """Yields the launches. Before the third one, computes the matrix product of the first two launches' results."""
     dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
     rows, depth = out.shape[1] // groups, image.shape[1] // groups
     columns = out.shape[0] * math.prod(winograd.tiles(w))
@@ -61,14 +61,14 @@ def steps(
 
 
 def close(found: torch.Tensor, exact: torch.Tensor, depth: int) -> bool:
-    """The tolerance is for numbers as large as sums of so many products are."""
+    """The tolerance is relative to the typical size of a sum of `depth` products."""
     return bool((found - exact).norm() <= TOLERANCE[found.dtype] * math.sqrt(depth * exact.numel()))
 
 
 @processors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_those_of_float64(case: str, dtype: torch.dtype, processor: str) -> None:
+def test_results_match_float64(case: str, dtype: torch.dtype, processor: str) -> None:
     image, weight, bias, groups, w = made(case, dtype)
     exact = exactly(image, weight, bias, groups, w)
     out = torch.full(exact.shape, 9.0, dtype=dtype)
@@ -79,7 +79,7 @@ def test_results_are_those_of_float64(case: str, dtype: torch.dtype, processor: 
 
 @processors
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_images_are_those_of_float64(case: str, processor: str) -> None:
+def test_image_gradients_match_float64(case: str, processor: str) -> None:
     image, weight, _, groups, w = made(case, torch.float32)
     image = image.double().requires_grad_()
     exact = exactly(image, weight, None, groups, w)
@@ -104,20 +104,20 @@ def test_gradients_of_images_are_those_of_float64(case: str, processor: str) -> 
         ((3, 3, 3), (1, 1, 1), (1, 1, 1), False),
     ],
 )
-def test_which_windows_it_takes(window, stride, dilation, taken: bool) -> None:
+def test_supported_windows(window, stride, dilation, taken: bool) -> None:
     assert winograd.takes(window, stride, dilation) == taken
 
 
-def test_what_is_no_number_spreads_over_a_tile_and_no_further() -> None:
+def test_infinity_does_not_spread_beyond_its_tiles() -> None:
     image, weight, _, groups, w = made("plain", torch.float32)
-    image[0, 0, 4, 4] = torch.inf  # below windows at 3 to 5: results of tiles that begin at 2 and 4
+    image[0, 0, 4, 4] = torch.inf  # in the windows of results 3 to 5, which are in the tiles that begin at 2 and 4
     out = torch.full((2, 5, 9, 11), 9.0)
     for launch in steps(dialect("cpu"), out, image, weight, None, groups, w):
         run(launch)
-    beside = out.isfinite()
-    assert not beside[0, :, 3:6, 3:6].any()
-    beside[0, :, 2:6, 2:6] = True
-    assert beside.all()
+    finite = out.isfinite()
+    assert not finite[0, :, 3:6, 3:6].any()
+    finite[0, :, 2:6, 2:6] = True
+    assert finite.all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""The benchmarks run, time what they say they do, and report that: times are judged by a clock of the tests."""
+"""Tests that the benchmarks run, measure the intended work and report it. Times come from a fake clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def run_json(script: str, *options: str) -> dict[str, Any]:
-    """What the benchmark prints with --json."""
+    """Runs the benchmark with --json and returns its report."""
     finished = subprocess.run(
         [sys.executable, str(BENCHMARKS / script), *options, "--json"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -46,25 +46,25 @@ def test_overhead_compares_bp_with_cpu() -> None:
     for result in report["results"]:
         assert min(result["device_us"], result["cpu_us"]) > 0
     assert report["rounds"] == 2
-    assert report["parts_us"] is None  # of devices with kernels
+    assert report["parts_us"] is None  # measured only on devices that run kernels
     assert report["first_call_us"] is None
 
 
-def test_events_and_copies_have_a_figure_each() -> None:
+def test_events_and_copies_are_all_measured() -> None:
     report = run_json("events.py", "--rounds", "2", "--calls", "3")
     assert report["device"] == "bp:0"
     assert set(report["microseconds"]) == {str(one.__doc__) for one in benchmark_modules.load("events").WORKLOADS}
     assert min(report["microseconds"].values()) > 0
 
 
-def test_profiles_have_a_cost_each() -> None:
+def test_profiling_costs_are_measured() -> None:
     report = run_json("profiling.py", "--match", "chain", "--rounds", "1")
     (result,) = report["results"]
     assert result["commands"] == 1000
     assert min(result[name] for name in ("plain_ms", "by_devices", "by_operators", "cpu_by_operators")) > 0
 
 
-def test_memorys_history_is_timed_beside_steps_without_it() -> None:
+def test_memory_history_is_compared_with_steps_without_it() -> None:
     report = run_json("memory_history.py", "--rounds", "1", "--match", "alone|default")
     off, *recorded = report["results"]
     assert [off["title"], off["events"], off["step_by_off"]] == ["off", 0, 1]
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_call_is_over_when_the_device_is_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_time_includes_device_work(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     overhead = benchmark_modules.load("overhead")
 
     def body(calls: int) -> None:
@@ -96,7 +96,7 @@ def test_a_call_is_over_when_the_device_is_done(clock: Clock, monkeypatch: pytes
     assert overhead.microseconds(body, 10, CPU) == pytest.approx(2)
 
 
-def test_both_devices_are_timed_in_turn_and_the_first_round_does_not_count(clock: Clock) -> None:
+def test_devices_alternate_and_the_first_round_is_ignored(clock: Clock) -> None:
     overhead = benchmark_modules.load("overhead")
     calls: list[tuple[str, int]] = []
 
@@ -116,7 +116,7 @@ def test_both_devices_are_timed_in_turn_and_the_first_round_does_not_count(clock
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators that are called, by name, device and number of elements."""
+    """Counts operator calls by name, device and number of elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,14 +134,14 @@ class Operators(TorchDispatchMode):
     ids=["multiply", "empty", "chain"],
 )
 @pytest.mark.parametrize("device", ["bp", "cpu"])
-def test_workloads_call_what_their_titles_say(workload: int, expected: dict[str, int], device: str) -> None:
+def test_workloads_call_the_operators_in_their_titles(workload: int, expected: dict[str, int], device: str) -> None:
     body = benchmark_modules.load("overhead").WORKLOADS[workload].make(torch.device(device))
     with Operators() as operators:
         body(3)
     assert operators.counts == {(name, device, 16): count for name, count in expected.items()}
 
 
-def test_overhead_names_an_unknown_device() -> None:
+def test_overhead_reports_an_unknown_device() -> None:
     finished = subprocess.run(
         [sys.executable, str(BENCHMARKS / "overhead.py"), "--device", "nonsense"], capture_output=True, text=True
     )
@@ -157,7 +157,7 @@ def test_import_time_runs() -> None:
         assert row["process_ms"] > row["torch_ms"] + row["backplane_ms"]
 
 
-def test_import_time_is_that_of_the_statement_after_torch() -> None:
+def test_import_time_measures_the_statement_after_torch() -> None:
     _, nothing, _ = benchmark_modules.load("import_time").measure("")
     of_torch, then, whole = benchmark_modules.load("import_time").measure("time.sleep(1)")
     assert nothing < 500
@@ -165,7 +165,7 @@ def test_import_time_is_that_of_the_statement_after_torch() -> None:
     assert whole >= of_torch + then
 
 
-def test_import_time_reports_medians_of_turns(
+def test_import_time_reports_medians(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import_time = benchmark_modules.load("import_time")
@@ -198,7 +198,7 @@ def test_kernels_compare_every_row_at_every_size() -> None:
 
 
 @pytest.mark.parametrize("options", [["--sizes", "255"], ["--sizes", "4096,many"], ["--match", "^nothing$"]])
-def test_kernels_refuse_what_they_cannot_do(options: list[str]) -> None:
+def test_kernels_rejects_invalid_options(options: list[str]) -> None:
     command = [sys.executable, str(BENCHMARKS / "kernels.py"), *options]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
@@ -215,7 +215,7 @@ def test_kernels_refuse_what_they_cannot_do(options: list[str]) -> None:
         ("training.py", "convolutions of 16 and 32 channels, 64 images of 28 × 28"),
     ],
 )
-def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
+def test_one_row_of_each_benchmark_runs(script: str, row: str) -> None:
     report = run_json(script, "--match", f"^{row}$", "--rounds", "1")
     (result,) = report["results"]
     assert result["title"] == row
@@ -223,14 +223,14 @@ def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
     assert float(report["geometric mean"]) == pytest.approx(result["ratio"], abs=0.01)
 
 
-def test_a_librarys_products_are_wanted_where_there_are_none() -> None:
+def test_library_option_needs_a_library() -> None:
     command = [sys.executable, str(BENCHMARKS / "matmul.py"), "--driver", "host", "--library", "--match", "a @ b, 64"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
     assert "--library" in refused.stderr
 
 
-def test_what_is_tuned_is_compared_with_what_is_not() -> None:
+def test_tuned_and_untuned_calls_are_compared() -> None:
     report = run_json("tuning.py", "--match", "^(scores|projection), of 16 tokens$", "--rounds", "1")
     assert [one["title"] for one in report["results"]] == ["projection, of 16 tokens", "scores, of 16 tokens"]
     for one in report["results"]:
@@ -243,7 +243,7 @@ def test_what_is_tuned_is_compared_with_what_is_not() -> None:
         assert float(report["geometric mean"]) == pytest.approx(mean, abs=0.01)
 
 
-def test_a_call_is_changed_by_tuning_where_another_one_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_changed_by_tuning_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import tuning
 
     said = iter(
@@ -258,15 +258,15 @@ def test_a_call_is_changed_by_tuning_where_another_one_computes_it(monkeypatch: 
 
 
 @pytest.mark.parametrize("script", ["matmul.py", "training.py", "tuning.py"])
-def test_benchmarks_refuse_a_match_of_nothing(script: str) -> None:
+def test_benchmarks_reject_a_match_without_results(script: str) -> None:
     command = [sys.executable, str(BENCHMARKS / script), "--match", "^nothing$"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
     assert "--match" in refused.stderr
 
 
-def test_the_cpus_side_is_another_process() -> None:
-    import turns  # whose functions that process has to find, too
+def test_cpu_side_runs_in_another_process() -> None:
+    import turns  # as the child process imports it
 
     def calls_with_the_device(function: Callable[..., Any]) -> Any:
         return functools.partial(functools.partial, function)
@@ -281,7 +281,7 @@ def test_the_cpus_side_is_another_process() -> None:
     turns.Apart(calls_with_the_device(repr))()
 
 
-def test_rows_are_measured_in_turn_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_alternate_for_the_given_duration(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, clock = benchmark_modules.load("turns"), Clock()
     monkeypatch.setattr(turns, "time", clock)
     monkeypatch.setattr(clock, "sleep", lambda seconds: None, raising=False)
@@ -298,9 +298,9 @@ def test_rows_are_measured_in_turn_as_long_as_they_say(monkeypatch: pytest.Monke
     result = turns.run(
         turns.Row("made up", make, seconds=0.1), turns.Side(torch.device("bp")), turns.Side(torch.device("cpu")), 3
     )
-    # once to warm up, once to see how long it takes, then two calls a round, of which two do not count
+    # A warm-up call, a call to measure the duration, then two calls per round; the first two rounds do not count.
     assert calls[:4] == ["bp", "bp", "cpu", "cpu"]
     of_rounds = ["".join(calls[start : start + 4]) for start in range(4, len(calls), 4)]
     assert len(of_rounds) == 5
-    assert set(of_rounds) == {"bpbpcpucpu", "cpucpubpbp"}  # either is the first now and then
+    assert set(of_rounds) == {"bpbpcpucpu", "cpucpubpbp"}  # the order varies
     assert (result.device_ms, result.other_ms, result.ratio) == pytest.approx((20, 50, 2.5))

@@ -1,4 +1,4 @@
-"""benchmarks/graphs.py, and the loop in C that replays are held against: it gives OpenCL what the replay gives it."""
+"""Tests benchmarks/graphs.py, and its reference loop in C, which submits the same commands to OpenCL as the replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_benchmarks import run_json
 launches = benchmark_modules.load("launches")
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="there is no C compiler to build launches.c with"
+    shutil.which("cc") is None, reason="needs a C compiler (cc) to build launches.c"
 )
 
 SET = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
@@ -25,7 +25,7 @@ ENQUEUE = ctypes.CFUNCTYPE(
 
 
 class OpenCL:
-    """Takes what is set and enqueued, as OpenCL would; kernels are numbers, and `origin` says of which another is."""
+    """Replaces OpenCL: records arguments and launches. Kernels are numbers; `origin` maps a copy to its kernel."""
 
     def __init__(self) -> None:
         self.arguments: dict[int, dict[int, bytes]] = {}
@@ -86,7 +86,7 @@ CYCLE = [
 
 @needs_compiler
 @pytest.mark.parametrize(("beforehand", "sets"), [(False, 4), (True, 0)])
-def test_the_loop_launches_the_same_again_and_again(
+def test_loop_repeats_the_recorded_launches(
     opencl: OpenCL, library: ctypes.CDLL, beforehand: bool, sets: int
 ) -> None:
     loop = launches.Loop(library, CYCLE, beforehand)
@@ -100,7 +100,7 @@ def test_the_loop_launches_the_same_again_and_again(
 
 
 @needs_compiler
-def test_the_loop_stops_at_an_error(opencl: OpenCL, library: ctypes.CDLL) -> None:
+def test_loop_stops_at_an_error(opencl: OpenCL, library: ctypes.CDLL) -> None:
     loop = launches.Loop(library, CYCLE, beforehand=True)
     opencl.answer = -5
     with pytest.raises(RuntimeError, match="returned -5"):
@@ -110,7 +110,7 @@ def test_the_loop_stops_at_an_error(opencl: OpenCL, library: ctypes.CDLL) -> Non
 
 @pytest.fixture
 def watch(opencl: OpenCL, library: ctypes.CDLL) -> Any:
-    """Of launches.c alone: no device of this process's is watched."""
+    """Returns a Watch that uses only launches.c: it watches no device of this process."""
     made = object.__new__(launches.Watch)
     made._library = library
     library.taken_down.restype = ctypes.POINTER(launches._Call)
@@ -128,11 +128,11 @@ def give(library: ctypes.CDLL, given: Any, offset: Any = None) -> None:
 
 
 @needs_compiler
-def test_what_is_launched_is_taken_down_and_done(opencl: OpenCL, library: ctypes.CDLL, watch: Any) -> None:
+def test_watch_records_and_forwards_launches(opencl: OpenCL, library: ctypes.CDLL, watch: Any) -> None:
     give(library, CYCLE[0])
     start = watch.calls()
     library.watched_set_kernel_arg(ctypes.c_void_p(1), 1, ctypes.c_size_t(8), CYCLE[2].arguments[1])
-    give(library, launch(1, (64,)))  # with the other argument as it was
+    give(library, launch(1, (64,)))  # the other argument is unchanged
     give(library, CYCLE[1])
     assert watch.launches(start) == [CYCLE[2], CYCLE[1]]
     watch.stop()
@@ -142,13 +142,13 @@ def test_what_is_launched_is_taken_down_and_done(opencl: OpenCL, library: ctypes
 
 
 @needs_compiler
-def test_a_launch_that_the_loop_cannot_repeat_is_noticed(library: ctypes.CDLL, watch: Any) -> None:
+def test_launch_that_the_loop_cannot_repeat_is_detected(library: ctypes.CDLL, watch: Any) -> None:
     give(library, CYCLE[0], offset=(ctypes.c_size_t * 1)(1))
     with pytest.raises(launches.Unavailable):
         watch.launches(0)
 
 
-def test_without_a_compiler_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_reported_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = benchmark_modules.load("graphs")
     monkeypatch.setattr(graphs.launches.shutil, "which", lambda name: None)
     missing = graphs.watched()
@@ -159,7 +159,7 @@ def test_without_a_compiler_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert graphs.beside_loops([result]) == {"made up, without a loop in C": "there is no C compiler"}
 
 
-def test_a_replayed_chain_is_held_against_the_loop() -> None:
+def test_replayed_chain_is_compared_with_the_loop() -> None:
     on_opencl.require_platform()
     report = run_json("graphs.py", "--driver", "opencl", "--match", "chain", "--rounds", "1")
     (result,) = report["results"]
@@ -172,7 +172,7 @@ def test_a_replayed_chain_is_held_against_the_loop() -> None:
     assert result["by_set_before"] == pytest.approx(result["beside_us"] / result["set_before_us"])
 
 
-def test_a_chain_on_a_host_device_has_no_loop() -> None:
+def test_chain_on_a_host_device_has_no_loop() -> None:
     (result,) = run_json("graphs.py", "--driver", "host", "--match", "chain", "--rounds", "1")["results"]
     assert result["nodes"] == 1000
     assert result["by_cpu"] == pytest.approx(result["cpu_us"] / result["replay_us"])

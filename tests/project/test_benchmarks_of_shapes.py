@@ -1,4 +1,4 @@
-"""benchmarks/dynamic.py and benchmarks/generate.py: what they call, what they time, and what they say of it."""
+"""Tests benchmarks/dynamic.py and benchmarks/generate.py: the calls that they make, their times and their reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_dynamic_compares_new_shapes_with_seen_ones() -> None:
     assert report["summary"]["operators"] == 3
 
 
-def test_dynamic_names_an_expression_that_matches_nothing() -> None:
+def test_dynamic_rejects_a_match_without_results() -> None:
     finished = subprocess.run(
         [sys.executable, str(BENCHMARKS / "dynamic.py"), "--match", "nonsense"], capture_output=True, text=True
     )
@@ -58,7 +58,7 @@ RANDOM = ("dropout", "randn")
 
 
 @pytest.mark.parametrize("workload", dynamic.WORKLOADS, ids=lambda workload: workload.title)
-def test_every_workload_computes_the_same_on_the_device(workload: Any) -> None:
+def test_workloads_match_the_cpu(workload: Any) -> None:
     made = workload.operands(dynamic.SMALLEST)
     here, there = (tree_leaves(workload.call(*dynamic.moved(made, place))) for place in (BP, CPU))
     assert len(here) == len(there)
@@ -71,12 +71,12 @@ def test_every_workload_computes_the_same_on_the_device(workload: Any) -> None:
             torch.testing.assert_close(one.cpu(), other)
 
 
-def test_titles_differ() -> None:
+def test_workload_titles_are_unique() -> None:
     titles = [workload.title for workload in dynamic.WORKLOADS]
     assert len(set(titles)) == len(titles)
 
 
-def test_each_new_shape_is_met_once_and_then_seen(clock: Clock) -> None:
+def test_each_shape_is_new_once_and_then_seen(clock: Clock) -> None:
     met: list[tuple[str, int]] = []
 
     def call(x: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def test_each_new_shape_is_met_once_and_then_seen(clock: Clock) -> None:
     assert [size for device, size in met if device == "cpu"] == [
         *sizes[:4],
         *sizes[5:],
-    ]  # one is asked whether it waits
+    ]  # one call on bp only checks whether the workload waits for the device
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock_of(dynamic, monkeypatch)
 
 
-def test_waiting_and_making_operands_are_not_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronization_and_operand_creation_are_not_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def work_off(device: torch.device) -> None:
         clock.now += 1
 
@@ -120,7 +120,7 @@ def test_waiting_and_making_operands_are_not_timed(clock: Clock, monkeypatch: py
     assert result.held
 
 
-def test_a_call_that_waits_for_the_device_is_timed_without_holding_it_up(
+def test_calls_that_synchronize_are_timed_without_blocking_the_device(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = False
@@ -146,7 +146,7 @@ def counts(**given: Any) -> dict[str, Any]:
     return {**none, "reasons": [], "reasons_for_exact": [], **given}
 
 
-def test_how_new_shapes_were_served_is_what_came_since() -> None:
+def test_served_counts_are_differences_of_statistics() -> None:
     before = {"aten::add": counts(planner_calls=2, dynamic_shape_replays=5), "aten::mul": counts(planner_calls=1)}
     after = {
         "aten::add": counts(planner_calls=2, dynamic_shape_replays=9, traces=1),
@@ -166,7 +166,7 @@ def test_how_new_shapes_were_served_is_what_came_since() -> None:
     ("new", "seen", "little_more", "no_multiple"),
     [(8, 4, True, True), (10, 4, False, True), (13, 4, False, False), (4, 1, True, False)],
 )
-def test_new_shapes_are_judged_by_those_that_were_seen(
+def test_new_shapes_are_rated_against_seen_shapes(
     new: float, seen: float, little_more: bool, no_multiple: bool
 ) -> None:
     device = {"new": new, "again": 100, "seen": seen, "first": 1000}
@@ -181,7 +181,7 @@ def test_new_shapes_are_judged_by_those_that_were_seen(
 
 
 class Writer:
-    """Stands for the model: says when each token was there, and which it is."""
+    """Replaces the model: returns the tokens and the time of each."""
 
     def __init__(self, wrong: int | None = None) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -201,7 +201,7 @@ def no_tie(text: torch.Tensor, one: int, other: int) -> float:
     return 0.1
 
 
-def test_the_first_pass_is_compared_with_repeated_ones() -> None:
+def test_first_pass_is_compared_with_repeated_passes() -> None:
     writer = Writer()
     result = generate.measure(writer, BP, length=16, tokens=8, repeats=2, gap=no_tie)
     assert writer.calls == [("bp", 16), ("cpu", 16)] * 3
@@ -210,12 +210,12 @@ def test_the_first_pass_is_compared_with_repeated_ones() -> None:
     assert result.ratio == pytest.approx(0.5)
 
 
-def test_other_tokens_than_the_cpus_are_an_error() -> None:
+def test_tokens_that_differ_from_the_cpu_are_an_error() -> None:
     with pytest.raises(SystemExit, match="token 5 is -1 on the device and 5 on the CPU"):
         generate.measure(Writer(wrong=5), BP, length=4, tokens=8, repeats=1, gap=no_tie)
 
 
-def test_other_tokens_after_a_tie_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_tokens_after_a_tie_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[list[int], int, int]] = []
 
     def tie(text: torch.Tensor, one: int, other: int) -> float:
@@ -227,7 +227,7 @@ def test_other_tokens_after_a_tie_are_said(capsys: pytest.CaptureFixture[str]) -
     assert "1e-07 apart: a tie, so that nothing after it was compared" in capsys.readouterr().err
 
 
-def test_a_long_text_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "PART", 2)
     here = generate.Pass(torch.zeros(1, 5), [0.0, 1.0, 2.0, 4.0, 6.0, 10.0])
     cpu = generate.Pass(torch.zeros(1, 5), [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
@@ -256,7 +256,7 @@ def test_generate_compares_bp_with_cpu() -> None:
     assert report["plans"]["classes that met a second shape"] == 0  # host devices have no planners
 
 
-def test_generate_says_what_it_needs() -> None:
+def test_generate_reports_a_missing_dependency() -> None:
     program = (
         "import runpy, sys; sys.modules['transformers'] = None; sys.argv = ['generate.py']\n"
         f"sys.path.insert(0, {str(BENCHMARKS)!r})\n"

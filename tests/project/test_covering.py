@@ -1,4 +1,4 @@
-"""`pytest --cover N`: any N values of different parameters are in one case that runs, and few cases run."""
+"""Tests `pytest --cover N`: the selected cases cover all N-way combinations of parameter values, and are few."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_few_cases_have_all_that_is_asked_for(name: str) -> None:
+def test_selected_cases_cover_all_combinations(name: str) -> None:
     cases, *counts = GRIDS[name]
     for together, count in enumerate(counts, start=1):
         kept = [cases[at] for at in chosen(cases, together)]
@@ -31,7 +31,7 @@ def test_few_cases_have_all_that_is_asked_for(name: str) -> None:
 @pytest.mark.parametrize("last", ["x", "y"])
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_other_tests_keep_their_cases(first: str, last: str, request: pytest.FixtureRequest) -> None:
-    """Of this test's six cases three have each value; of the one above, which has one parameter, every one is kept."""
+    """Three of this test's six cases cover all values. The test above has one parameter, so all its cases are kept."""
     tests = [item for item in request.session.items if item.path == request.path]
     kept = [item.name for item in keep(tests, 1)]
     own = [name for name in kept if name.startswith("test_other_tests")]

@@ -1,4 +1,4 @@
-"""What tests/support/dead_steps.py takes for dead."""
+"""Tests tests/support/dead_steps.py, which finds plan steps without effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COPY = "copy 4 bytes from argument 0 to allocation 0"
         (["allocate 0: 0 bytes", "return tensor in allocation 0"], [0]),
         (["allocate 0: 4 bytes", f"{LAUNCH}allocation 0 (written), argument 0", "free 0", "return argument 0"], [0, 1]),
         ([f"{LAUNCH}argument 0 (written), argument 1"], []),
-        ([f"{LAUNCH}kept 0 (written), argument 1"], []),  # words for errors
+        ([f"{LAUNCH}kept 0 (written), argument 1"], []),  # error words
         (["on the host sscal_ at 1 with argument 0, 8"], []),
         (["copy 4 bytes from argument 0 to argument 0"], [0]),
         (["copy 4 bytes from argument 0 + 4 to argument 0"], []),
@@ -51,10 +51,10 @@ COPY = "copy 4 bytes from argument 0 to allocation 0"
         ),
     ],
 )  # fmt: skip
-def test_steps_that_are_of_no_use(lines: list[str], dead: list[int]) -> None:
+def test_steps_without_effect_are_found(lines: list[str], dead: list[int]) -> None:
     assert dead_steps(lines) == [lines[at] for at in dead]
 
 
-def test_a_step_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing is known"):
+def test_unknown_step_is_an_error() -> None:
+    with pytest.raises(ValueError, match="unknown step"):
         dead_steps(["fill 4 bytes"])

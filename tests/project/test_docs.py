@@ -1,4 +1,4 @@
-"""The guides' code runs as it stands, and what they name is there: files, links, make's targets, options, variables."""
+"""Tests the documentation: code blocks run unchanged; files, links, make targets, options and variables exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prose(page: str) -> str:
 
 def run(command: list[str], folder: Path = paths.ROOT, **settings: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_")}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # `python` is this one
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # use this `python`
     finished = subprocess.run(
         command, cwd=folder, env={**environment, **settings}, capture_output=True, text=True, check=False
     )
@@ -66,7 +66,7 @@ def opencl() -> None:
 # --- code --------------------------------------------------------------------------------------------------------
 
 
-def test_every_block_of_code_has_a_test() -> None:
+def test_all_code_blocks_are_tested() -> None:
     languages = {page: set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) for page, text in TEXTS.items()}
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
@@ -77,13 +77,13 @@ def test_every_block_of_code_has_a_test() -> None:
         "profiling.md": {"python"},
         "testing.md": {"sh"},
         "tuning.md": {"python", "sh"},
-        "write-a-driver.md": {"python", "toml"},  # the drivers themselves: test_drivers_contract.py
+        "write-a-driver.md": {"python", "toml"},  # also test_drivers_contract.py
         "write-an-operator.md": {"python", "sh", "c"},
     }
 
 
 @pytest.mark.usefixtures("opencl")
-def test_the_python_of_write_an_operator_runs() -> None:
+def test_python_of_write_an_operator_runs() -> None:
     program = "\n".join(blocks("write-an-operator.md", "python"))
     printed = run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl")
     for told in ("aten::cumsum: planned", "aten::cumsum: replayed", "launch bp_cumsum", "kernels have no complex32"):
@@ -92,11 +92,11 @@ def test_the_python_of_write_an_operator_runs() -> None:
 
 @pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
-def test_the_commands_of_write_an_operator_run(command: str) -> None:
+def test_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
 
 
-# Pages whose Python blocks are whole programs; one after the other they make one program, which prints this.
+# Pages whose Python blocks are complete programs → what they print. The blocks of a page also run as one program.
 PROGRAMS = {
     "first-program.md": ("bp:0", "host host", "2 0", "aten::_linalg_eigvals"),
     "training.md": ("\n4 ", "device='bp:0'"),
@@ -108,10 +108,10 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("page", PROGRAMS)
-def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
+def test_programs_of_pages_run(page: str, tmp_path: Path) -> None:
     parts = blocks(page, "python")
     assert all("import torch" in part for part in parts)
-    # Faults are prepared before devices are discovered.
+    # debugging.md prepares faults, which must happen before devices are discovered: a process for each block.
     programs = parts if page == "debugging.md" else ["\n".join(parts)]
     printed = ""
     for number, program in enumerate(programs):
@@ -122,7 +122,7 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     assert [told for told in PROGRAMS[page] if told not in printed] == [], printed
 
 
-def test_the_snapshot_of_memory_is_plotted(tmp_path: Path) -> None:
+def test_memory_snapshot_of_the_guide_is_plotted(tmp_path: Path) -> None:
     (program,) = [part for part in blocks("memory.md", "python") if "_dump_snapshot" in part]
     run([sys.executable, "-c", program], tmp_path, TORCH_BACKPLANE_DRIVERS="host")
     (command,) = re.findall(r"^    (python -m torch_backplane memory plot .*)$", TEXTS["memory.md"], re.MULTILINE)
@@ -132,19 +132,19 @@ def test_the_snapshot_of_memory_is_plotted(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("command", "".join(blocks("testing.md", "sh")).splitlines())
-def test_the_commands_of_testing_find_tests(command: str) -> None:
+def test_commands_of_testing_find_tests(command: str) -> None:
     assert command.startswith(".venv/bin/python ")
     run(["bash", "-c", command.removeprefix(".venv/bin/") + " --collect-only -p no:cacheprovider"])
 
 
 @pytest.mark.usefixtures("opencl")
-def test_the_python_of_graphs_runs() -> None:
+def test_python_of_graphs_runs() -> None:
     (program,) = blocks("graphs.md", "python")
     printed = [float(line) for line in run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl").split()]
     assert len(set(printed)) == 3
 
 
-def test_the_python_of_profiling_runs(tmp_path: Path) -> None:
+def test_python_of_profiling_runs(tmp_path: Path) -> None:
     (program,) = blocks("profiling.md", "python")
     printed = run([sys.executable, "-c", program], tmp_path)
     assert "Self BP" in printed
@@ -152,7 +152,7 @@ def test_the_python_of_profiling_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("opencl")
-def test_what_tuning_says_runs(tmp_path: Path) -> None:
+def test_code_of_tuning_runs(tmp_path: Path) -> None:
     (program,) = blocks("tuning.md", "python")
     printed = run([sys.executable, "-c", program], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
     said = "ProductTunableOp_float32,a=64x64:64x1 b=64x64:64x1 added=0,"
@@ -164,10 +164,10 @@ def test_what_tuning_says_runs(tmp_path: Path) -> None:
     (commands,) = blocks("tuning.md", "sh")
     printed = run(["bash", "-ec", commands], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
     assert "1 operators; results are in tunableop_results0.csv" in printed
-    assert said.split(",")[1] in printed.splitlines()[-1]  # which the last program has read
+    assert said.split(",")[1] in printed.splitlines()[-1]  # the last program has read the results
 
 
-def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
+def test_library_of_write_an_operator_compiles(tmp_path: Path) -> None:
     (part,) = blocks("write-an-operator.md", "c")
     launcher = blocks("driver-contract.md", "c")[0]
     declared = re.compile(r"\{(.*?)\} argument_t;", re.DOTALL)
@@ -175,13 +175,13 @@ def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
     assert ours.split() == theirs.split()
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        pytest.skip("there is no C compiler, neither cc nor what CC names")
+        pytest.skip("needs a C compiler: install cc, or set CC")
     (tmp_path / "axpy.c").write_text(part, encoding="utf-8")
     run([compiler, "-Wall", "-Werror", "-fsyntax-only", str(tmp_path / "axpy.c")])
 
 
 @pytest.mark.usefixtures("opencl")
-def test_the_python_of_kernels_runs() -> None:
+def test_python_of_kernels_runs() -> None:
     program = "\n".join(blocks("kernels.md", "python"))
     on_devices = 'for device in ("cpu", "bp:0", f"bp:{torch.bp.device_count() - 1}"):\n'
     on_devices += '    print(leaky(torch.tensor([-1.0, 2.0], device=device), 1, slope=0.5).tolist())'
@@ -191,12 +191,12 @@ def test_the_python_of_kernels_runs() -> None:
     assert printed.endswith("[0.5, 3.0]\n" * 3)
 
 
-def test_the_parts_of_drivers_fit_the_contract() -> None:
-    """The blocks of write-a-driver.md that are no whole program: methods, and a class with a native launcher."""
+def test_methods_of_write_a_driver_match_the_contract() -> None:
+    """Checks the incomplete blocks of write-a-driver.md: methods, and a class with a native launcher."""
     whole, session, *parts = blocks("write-a-driver.md", "python")
     assert whole.startswith("# my_driver.py")
     assert session.startswith(">>> ")
-    for tested in ("(Dialect)", "Library(", "(MyDevice)"):  # each by a test of its own
+    for tested in ("(Dialect)", "Library(", "(MyDevice)"):  # covered by other tests
         (part,) = [part for part in parts if tested in part]
         parts.remove(part)
     assert len(parts) == 4
@@ -212,7 +212,7 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     assert f'[project.entry-points."{drivers.ENTRY_POINT_GROUP}"]' in toml
 
 
-def test_the_target_of_write_a_driver_and_the_table_of_figures() -> None:
+def test_target_of_write_a_driver_and_the_table_of_figures() -> None:
     (part,) = [block for block in blocks("write-a-driver.md", "python") if "target=Target(" in block]
     said: dict[str, Any] = {"DeviceProperties": drivers.DeviceProperties, "torch": torch}
     exec(part, said)
@@ -223,7 +223,7 @@ def test_the_target_of_write_a_driver_and_the_table_of_figures() -> None:
     assert len(named) == len(set(named))
 
 
-def test_the_library_of_write_a_driver_and_the_arguments_of_families() -> None:
+def test_library_of_write_a_driver_and_the_table_of_families() -> None:
     (part,) = [block for block in blocks("write-a-driver.md", "python") if "Library(" in block]
     said: dict[str, Any] = {}
     exec(part, said)
@@ -240,12 +240,12 @@ def test_the_library_of_write_a_driver_and_the_arguments_of_families() -> None:
     assert rows[-1][0] == [family for family in FAMILIES if family not in settled]
 
 
-def test_kernels_names_the_targets_that_ship() -> None:
+def test_kernels_page_lists_the_shipped_targets() -> None:
     (sentence,) = re.findall(r"the name\s+of\s+one\s+that\s+ships: (.*?)\. A\s+file", TEXTS["kernels.md"], re.DOTALL)
     assert re.findall(r"`([\w-]+)`", sentence) == list(modelled.SHIPPED)
 
 
-def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
+def test_dialect_of_write_a_driver_generates_kernels() -> None:
     (part,) = [block for block in blocks("write-a-driver.md", "python") if "(Dialect)" in block]
     said: dict[str, Any] = {}
     exec(part, said)
@@ -258,7 +258,7 @@ def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
     assert f"`MissingOperation: aten::lgamma: {raised.value}`" in TEXTS["write-a-driver.md"].replace("\n", " ")
 
 
-def test_the_contracting_dialect_of_the_driver_contract() -> None:
+def test_contracting_dialect_of_the_driver_contract() -> None:
     (part,) = blocks("driver-contract.md", "python")
     said: dict[str, Any] = {}
     exec(part, said)
@@ -266,15 +266,15 @@ def test_the_contracting_dialect_of_the_driver_contract() -> None:
     assert "`CudaCpp(target).compile_options` has `--fmad=true`" in one_line("driver-contract.md")
 
 
-def test_the_launcher_of_the_driver_contract_is_c(tmp_path: Path) -> None:
+def test_launcher_of_the_driver_contract_compiles(tmp_path: Path) -> None:
     part = "\n".join(blocks("driver-contract.md", "c"))
     names = (*drivers.NATIVE_APIS["c"], *(name for group in NATIVE_GROUPS["c"].values() for name in group))
     assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == names
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        pytest.skip("there is no C compiler, neither cc nor what CC names")
+        pytest.skip("needs a C compiler: install cc, or set CC")
     (tmp_path / "launcher.c").write_text(part, encoding="utf-8")
-    # The parameters of the example, and those of the test's driver, have these names, in this order.
+    # The functions of the example driver and of the test drivers have the same parameter names in the same order.
     for name in names:
         is_needed = name in drivers.NATIVE_APIS["c"]
         optional = ["tests/support/queued_c_driver.py", "tests/support/offering_c_driver.py"]
@@ -288,11 +288,11 @@ def test_the_launcher_of_the_driver_contract_is_c(tmp_path: Path) -> None:
     run([compiler, "-fsyntax-only", "-Wall", "-Werror", str(tmp_path / "launcher.c")])
 
 
-# --- what is named -----------------------------------------------------------------------------------------------
+# --- names -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     folder = next(path for path in PAGES if path.name == page).parent
     for link in re.findall(r"\]\(([^)]+)\)", TEXTS[page]):
         if link.startswith("https://"):
@@ -313,15 +313,15 @@ FOLDERS = [
     for path in (top, *top.rglob("*"))
     if path.is_dir() and not SKIPPED & set(path.parts)
 ]
-# Other people's.
+# Files of PyTorch.
 ELSEWHERE = {"test/test_torch.py", "test/"}
-# A name with an ending, or a folder; neither is the end of a longer path, such as ~/.cache/pocl.
+# A file name with a suffix, or a folder; not the end of a longer path, such as ~/.cache/pocl.
 FILE = r"(?<![\w/.~-])(?:[\w.*…-]+/)*(?:[\w*…-]+\.(?:py|cpp|c|h|md|sh|txt|toml)\b|(?<=/)$)"
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_files_are_there(page: str) -> None:
-    """Names of files in the text, whole or as the ends of paths; `…` and `*` stand for anything."""
+def test_named_files_exist(page: str) -> None:
+    """Checks file names in the text, complete or as the end of a path; `…` and `*` match anything."""
     files = [str(path.relative_to(paths.ROOT)) for folder in ("", *FOLDERS) for path in (paths.ROOT / folder).glob("*")]
     folders = {f"{folder}/" for folder in FOLDERS}
     for name in [name for code in re.findall(r"`([^`\n]+)`", prose(page)) for name in re.findall(FILE, code)]:
@@ -331,7 +331,7 @@ def test_files_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_targets_and_variables_of_make_are_there(page: str) -> None:
+def test_named_make_targets_and_variables_exist(page: str) -> None:
     makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(" ".join(re.findall(r"^([a-z][a-z -]*):", makefile, re.MULTILINE)).split())
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
@@ -346,12 +346,12 @@ def options_of(command: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_options_of_commands_are_there(page: str) -> None:
+def test_named_command_options_exist(page: str) -> None:
     for command, rest in re.findall(r"python -m torch_backplane (\w+)([^`\n]*)", TEXTS[page]):
         assert set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0])) <= options_of(command)
 
 
-def test_conformance_has_every_option() -> None:
+def test_conformance_page_lists_every_option() -> None:
     named = set(re.findall(r"`(--[a-z-]+)", TEXTS["conformance.md"]))
     assert named == options_of("conformance") - {"--no-grad"}
 
@@ -361,20 +361,19 @@ def variables_in(*patterns: str) -> set[str]:
     return set(re.findall(r"TORCH_BACKPLANE_[A-Z]+(?:_[A-Z]+)*", text))
 
 
-def test_the_guides_name_the_variables_that_are_read_and_no_others() -> None:
+def test_guides_list_exactly_the_variables_that_are_read() -> None:
     read = variables_in("torch_backplane/**/*.py", "csrc/**/*.*", "tools/*.*", "setup.py")
     assert variables_in("README.md", "docs/*.md") == read
-    # test_cli.py has one that nobody reads.
-    of_builds = {"TORCH_BACKPLANE_SANITIZE", "TORCH_BACKPLANE_UNITY"}  # setup.py's
+    of_builds = {"TORCH_BACKPLANE_SANITIZE", "TORCH_BACKPLANE_UNITY"}  # read by setup.py
     assert set(settings.VARIABLES) == read - of_builds
-    # test_cli.py and test_torch_bp_environment.py have some that nobody reads.
+    # test_cli.py and test_torch_bp_environment.py use unknown variables on purpose.
     unread = {f"TORCH_BACKPLANE_{name}" for name in ("SOMETHING", "FALBACK", "HOST_DEVICE", "COLOUR", "MINE_SPEED")}
     assert variables_in("tests/**/*.py", "examples/**/*.py", "benchmarks/*.py", "Makefile") <= read | unread
     users = set(re.findall(r"^\| `(TORCH_BACKPLANE_\w+)`", TEXTS["environment.md"], re.MULTILINE))
     assert users == read - of_builds
 
 
-def test_memory_has_every_option_of_the_allocator() -> None:
+def test_memory_page_lists_every_allocator_option() -> None:
     with pytest.raises(ValueError, match="known options are") as caught:
         torch.bp.memory._set_allocator_settings("no_such_option:1")
     known = str(caught.value).partition("known options are ")[2].splitlines()[0].split(", ")
@@ -383,7 +382,7 @@ def test_memory_has_every_option_of_the_allocator() -> None:
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(known)
 
 
-def test_options_without_effect_are_those_that_warn() -> None:
+def test_options_without_effect_give_a_warning() -> None:
     row_of_options = r"^\| (.*?) \| none, with a warning \|$"
     (row,) = re.findall(row_of_options, TEXTS["memory.md"], re.MULTILINE)
     named = re.findall(r"`(\w+)`", row)
@@ -397,7 +396,7 @@ def test_options_without_effect_are_those_that_warn() -> None:
     assert warned == named
 
 
-def test_the_driver_contract_is_whole() -> None:
+def test_driver_contract_is_complete() -> None:
     page = TEXTS["driver-contract.md"]
     methods = {name for name in vars(drivers.Device) if not name.startswith("_")}
     named = methods | {field.name for field in fields(drivers.DeviceProperties)}
@@ -411,31 +410,31 @@ def test_the_driver_contract_is_whole() -> None:
     assert {name for names in of_opencl for name in names} <= set(re.findall(r"`(cl\w+)`", page))
 
 
-def test_torch_bp_names_every_property_of_a_device() -> None:
+def test_torch_bp_page_lists_every_device_property() -> None:
     (sentence,) = re.findall(r"^`get_device_properties` gives .*?\.$", TEXTS["torch-bp.md"], re.DOTALL | re.MULTILINE)
     found = {name for name in dir(torch.bp.get_device_properties(0)) if not name.startswith("_")}
     assert found <= set(re.findall(r"`(\w+)`", sentence))
 
 
-def test_the_errors_of_troubleshooting_are_raised() -> None:
-    """Each quoted text, between its `…`, stands in a line of the sources."""
+def test_error_messages_of_troubleshooting_exist() -> None:
+    """Each quoted text, split at `…`, occurs in the sources."""
     (section,) = re.findall(r"^## Error messages\n(.*?)^## ", TEXTS["troubleshooting.md"], re.DOTALL | re.MULTILINE)
     quoted = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     parts = {part.strip(" ,;:") for text in quoted for part in text.split("…")} - {"", "aten::"}
     assert len(parts) > 15
     files = [*paths.ROOT.glob("torch_backplane/**/*.py"), *paths.ROOT.glob("csrc/**/*.cpp"), paths.ROOT / "setup.py"]
     joined = "".join(path.read_text(encoding="utf-8") for path in files)
-    sources = re.sub(r'"\s*f?"', "", joined)  # texts in several lines are one
+    sources = re.sub(r'"\s*f?"', "", joined)  # join adjacent string literals
     assert {part for part in parts if part not in sources} == set()
 
 
-def test_conformance_has_every_kind_of_finding() -> None:
+def test_conformance_page_lists_every_kind_of_finding() -> None:
     (table,) = re.findall(r"^\| kind of finding .*?\n\n", TEXTS["conformance.md"], re.DOTALL | re.MULTILINE)
     rows = re.findall(r"^\| (.*?) \|.*\| (yes|no) \|$", table, re.MULTILINE)
     assert {kind: fails == "yes" for kinds, fails in rows for kind in kinds.split(", ")} == report.KINDS
 
 
-def test_numbers_are_those_of_the_code() -> None:
+def test_numbers_match_the_code() -> None:
     limits = layouts.RowLimits()
     cpu = Target.of_kind("cpu")
     for page, phrase in (

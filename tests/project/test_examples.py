@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them, with small settings."""
+"""Runs the examples as a user does, with small settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = paths.ROOT / "examples"
 
 
 def run(script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The example in a fresh interpreter, with one CPU thread."""
+    """Runs the example in a new interpreter with one CPU thread."""
     return subprocess.run(
         [sys.executable, str(EXAMPLES / script), *options],
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | environment,
@@ -27,7 +27,7 @@ def run(script: str, *options: str, **environment: str) -> subprocess.CompletedP
 
 
 def run_and_read(out: pathlib.Path, script: str, *options: str) -> tuple[dict[str, Any], str]:
-    """The report that the example wrote to `out`, and what it printed."""
+    """Runs the example; returns the report that it wrote to `out`, and its stdout."""
     finished = run(script, *options, "--out", str(out))
     assert finished.returncode == 0, finished.stderr
     return json.loads((out / "report.json").read_text()), finished.stdout
@@ -45,7 +45,7 @@ class TestTrainGPT:
     def test_learns(self, gpt: tuple[dict[str, Any], str, pathlib.Path]) -> None:
         report, _, _ = gpt
         assert report["device"].startswith("bp")
-        assert report["first_loss"] == pytest.approx(4.56, abs=0.3)  # ln 96: it knows nothing yet
+        assert report["first_loss"] == pytest.approx(4.56, abs=0.3)  # ln 96: untrained
         assert report["held_out_loss"] < report["first_loss"] - 0.5
         assert [step for step, _, _ in report["history"]] == [20, 40]
 
@@ -61,7 +61,7 @@ class TestTrainGPT:
 
     def test_report_has_the_figures(self, gpt: tuple[dict[str, Any], str, pathlib.Path]) -> None:
         report, printed, out = gpt
-        # Weights, gradients and two moments, in float32: the least that training can hold.
+        # Training needs at least the weights, gradients and two moments in float32.
         assert report["peak_memory"] >= 16 * report["parameters"]
         assert isinstance(report["fallbacks"], dict)
         for line in ("held-out loss", "compared with the CPU", "peak memory", "fallbacks to the CPU"):
@@ -72,7 +72,7 @@ class TestTrainGPT:
 
 
 class TestTrainDigits:
-    def test_recognises_digits(self, tmp_path: pathlib.Path) -> None:
+    def test_recognizes_digits(self, tmp_path: pathlib.Path) -> None:
         report, printed = run_and_read(tmp_path, "train_digits.py", "--epochs", "4")
         assert report["device"].startswith("bp")
         assert report["last_loss"] < report["first_loss"] / 4
@@ -116,13 +116,13 @@ class TestText:
     def _import(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(EXAMPLES)
 
-    def test_characters_survive(self) -> None:
+    def test_characters_round_trip(self) -> None:
         import stdlib_text
 
         assert stdlib_text.decode(stdlib_text.encode(stdlib_text.ALPHABET)) == stdlib_text.ALPHABET
         assert stdlib_text.decode(stdlib_text.encode("a\tb é\r\n")) == "a b ??\n"
 
-    def test_files_fall_on_one_side_or_the_other(self) -> None:
+    def test_files_are_split_into_training_and_held_out_text(self) -> None:
         import stdlib_text
 
         train, held_out = stdlib_text.load()
@@ -135,8 +135,8 @@ class TestText:
 class TestSimulatedCluster:
     SMALL = ("--devices", "3", "--memory", "48MiB", "--steps", "3", "--layers", "6")
 
-    def test_recovers_from_too_little_memory_with_the_right_numbers(self) -> None:
-        finished = run("simulated_cluster.py", *self.SMALL, "--batch", "100001")  # no multiple of three
+    def test_recovers_from_out_of_memory_with_correct_losses(self) -> None:
+        finished = run("simulated_cluster.py", *self.SMALL, "--batch", "100001")  # not a multiple of three
         assert finished.returncode == 0, finished.stdout + finished.stderr
         rows = [line.replace("│", " ").split() for line in finished.stdout.splitlines() if line.startswith("│")]
         assert [row[0] for row in rows] == ["0", "1", "2"]
@@ -144,7 +144,7 @@ class TestSimulatedCluster:
         assert rows[1][-1] == rows[2][-1] == "0"
         assert "compared with the CPU: losses differ by" in finished.stdout
 
-    def test_memory_that_is_never_enough(self) -> None:
+    def test_too_little_memory_is_an_error(self) -> None:
         finished = run("simulated_cluster.py", "--devices", "2", "--memory", "64KiB", "--batch", "64", "--steps", "1")
         assert finished.returncode != 0
         assert "64KiB is too little" in finished.stdout or "out of memory" in finished.stderr

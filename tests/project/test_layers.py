@@ -1,4 +1,4 @@
-"""The picture in docs/architecture.md holds: includes and imports point downwards only."""
+"""Tests that includes and imports follow the layers in docs/architecture.md: they only point downwards."""
 
 import ast
 import os
@@ -10,9 +10,9 @@ import sys
 import paths
 import pytest
 
-# From the lowest to the highest. A folder may include its own files and those of the folders before it.
+# From lowest to highest. A folder can include its own files and those of the folders before it.
 CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "graphs", "python")
-# What each part of the package may import besides itself.
+# What each part of the package can import besides itself.
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
@@ -28,11 +28,11 @@ PACKAGE = {
     "testing": {"_C"},
     "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "interpreter", "kernels", "memory_plot", "tuning"},
 }
-# What programs do without: nothing loads it that a user did not ask for.
+# Tools: programs load them only on request.
 TOOLS = {"audit", "cli", "conformance", "interpreter", "memory_plot", "sanitizer", "testing"}
 
 
-def test_the_folders_of_csrc_are_these() -> None:
+def test_csrc_folders_are_listed() -> None:
     assert {path.name for path in (paths.ROOT / "csrc").iterdir() if path.is_dir()} == set(CSRC)
     assert {path.name for path in (paths.ROOT / "csrc").iterdir() if path.is_file()} == {"bindings.h", "compat.h"}
 
@@ -51,7 +51,7 @@ def test_includes_point_downwards(folder: str) -> None:
 
 
 def included() -> dict[str, set[str]]:
-    """The parts of the runtime, each a header with its source file, and the parts that it includes."""
+    """Returns each part of the runtime (a header with its source file) and the parts that it includes."""
     found: dict[str, set[str]] = {}
     for path in (paths.ROOT / "csrc").rglob("*"):
         if path.suffix in (".cpp", ".h"):
@@ -61,17 +61,17 @@ def included() -> dict[str, set[str]]:
     return found
 
 
-# Source files that implement a declaration of their header with another part, whose header needs that declaration.
+# Source files that include a header which depends on their own header.
 KNOWN_CIRCLES = {
-    ("devices/command", "devices/compiled_kernel"),  # what a stored command keeps alive
+    ("devices/command", "devices/compiled_kernel"),  # a stored command keeps its kernel alive
     ("devices/command", "devices/queue_function"),
-    ("streams/device_errors", "streams/stream"),  # reading the error words takes a stream
-    ("drivers/native_launcher", "drivers/c_launcher"),  # the choice of a launcher
+    ("streams/device_errors", "streams/stream"),  # reading the error words needs a stream
+    ("drivers/native_launcher", "drivers/c_launcher"),  # selection of the launcher
     ("drivers/native_launcher", "drivers/opencl/opencl_launcher"),
 }
 
 
-def test_parts_of_the_runtime_include_each_other_in_no_circle() -> None:
+def test_runtime_has_no_include_cycles() -> None:
     includes = included()
     assert len(includes) > 80
     for part, needed in KNOWN_CIRCLES:
@@ -79,10 +79,10 @@ def test_parts_of_the_runtime_include_each_other_in_no_circle() -> None:
     includes = {name: needed & set(includes) for name, needed in includes.items()}
     while free := {name for name, needed in includes.items() if not needed}:
         includes = {name: needed - free for name, needed in includes.items() if name not in free}
-    assert includes == {}, "circles, and what needs them"
+    assert includes == {}, "cycles, and the parts that depend on them"
 
 
-def test_only_the_bindings_and_the_choice_of_a_launcher_know_a_driver() -> None:
+def test_only_bindings_and_launcher_selection_include_drivers() -> None:
     drivers = {path.name for path in (paths.ROOT / "csrc" / "drivers").iterdir() if path.is_dir()}
     assert drivers == {"host", "opencl"}
     outside = {
@@ -95,7 +95,7 @@ def test_only_the_bindings_and_the_choice_of_a_launcher_know_a_driver() -> None:
 
 
 def imported(path: pathlib.Path) -> set[str]:
-    """The parts of the package that a file imports, at its top or within its functions."""
+    """Returns the parts of the package that a file imports, also within functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_backplane":
@@ -113,7 +113,7 @@ def test_imports_point_downwards(part: str) -> None:
 
 
 def modules() -> dict[str, pathlib.Path]:
-    """The package's Python modules."""
+    """Returns the package's Python modules by name."""
     found = {}
     for path in (paths.ROOT / "torch_backplane").rglob("*.py"):
         parts = path.relative_to(paths.ROOT).with_suffix("").parts
@@ -122,7 +122,7 @@ def modules() -> dict[str, pathlib.Path]:
 
 
 def modules_imported(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
-    """The modules that a file imports, at its top or within its functions; what is for type checkers only is none."""
+    """Returns the modules that a file imports, also within functions, but not those for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for_checkers = {
         id(statement)
@@ -142,20 +142,20 @@ def modules_imported(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[
     return found & set(known)
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_modules_have_no_import_cycles() -> None:
     known = modules()
     imports = {name: modules_imported(path, known) - {name} for name, path in known.items()}
     assert len(imports) > 200
     while free := {name for name, needed in imports.items() if not needed}:
         imports = {name: needed - free for name, needed in imports.items() if name not in free}
-    assert imports == {}, "circles, and what needs them"
+    assert imports == {}, "cycles, and the parts that depend on them"
 
 
 PROGRAM = """
 import sys
 import torch
 import torch_backplane
-import torch_backplane.operators  # what devices with kernels load
+import torch_backplane.operators  # imported for devices that run kernels
 
 x = torch.randn(8, 8, device="bp", requires_grad=True)
 (x @ x).relu().sum().backward()
@@ -165,7 +165,7 @@ print(*sorted(name for name in sys.modules if name.startswith("torch_backplane."
 """
 
 
-def test_a_program_loads_no_tool() -> None:
+def test_programs_do_not_import_tools() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_SANITIZE")}
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=280
@@ -176,15 +176,15 @@ def test_a_program_loads_no_tool() -> None:
 
 
 MOST_PARAMETERS = 7
-# Functions with more, and why.
+# Functions with more parameters → the reason.
 MANY_PARAMETERS = {
     "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
-    "cli/conformance.py conformance": "an option of the command each",
-    "drivers/base.py copy_from_peer": "two places in memory, and the stream",
+    "cli/conformance.py conformance": "one parameter for each command-line option",
+    "drivers/base.py copy_from_peer": "two memory locations and the stream",
     "drivers/opencl/libraries/vkfft.py _guard": "the integers of a family of libraries (drivers/libraries.py)",
     "kernels/multi_tensor.py multi_tensor": "keywords that describe a kernel (docs/kernels.md)",
     "kernels/pointwise.py pointwise": "keywords that describe a kernel (docs/kernels.md)",
-    "operators/reduce_ops.py reduce": "keywords of what planners of reductions are made of",
+    "operators/reduce_ops.py reduce": "keywords that describe a reduction",
     "planning/launch.py launch": "keywords that describe a launch (docs/write-an-operator.md)",
     "planning/tracing.py launch": "keywords that describe a launch (docs/write-an-operator.md)",
     "planning/declare.py operator": "keywords of a declaration (docs/write-an-operator.md)",
@@ -196,12 +196,12 @@ MANY_PARAMETERS = {
 
 
 def has_aten_signature(function: ast.FunctionDef) -> bool:
-    """Planners take their operator's arguments."""
+    """Whether the function is a planner, which has the parameters of its operator."""
     return any(isinstance(one, ast.Call) and ast.unparse(one.func) == "operator" for one in function.decorator_list)
 
 
 def test_functions_have_few_parameters() -> None:
-    """Related parameters form a class that names the thing, such as `AttentionParams`."""
+    """Related parameters belong in a class, such as `AttentionParams`."""
     package, found = paths.ROOT / "torch_backplane", set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The list of what does not run on OpenCL devices names what there is; without such devices a run says so, or fails."""
+"""Tests that the list of tests left out on OpenCL devices is valid, and that a run without OpenCL warns or fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import paths
 import pytest
 
 
-def test_the_list_names_files_folders_and_tests_that_exist() -> None:
+def test_listed_files_folders_and_tests_exist() -> None:
     files = {path.name: path for path in paths.TESTS.rglob("test_*.py")}
     assert set(on_opencl.FILES) <= set(files)
     assert [name for name in on_opencl.FOLDERS if not (paths.TESTS / name).is_dir()] == []
@@ -31,7 +31,7 @@ def test_the_list_names_files_folders_and_tests_that_exist() -> None:
     ],
     ids=["--on opencl", "one test"],
 )
-def test_a_run_without_opencl_is_loud_and_fails_where_it_is_required(
+def test_run_without_opencl_warns_or_fails(
     options: list[str], said: str, required: str, status: int, tmp_path: Path
 ) -> None:
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""The files of torch_backplane/operators may be imported in any order, since each operator is declared once."""
+"""Tests that each operator is declared once, so the files of torch_backplane/operators can be imported in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building and installing: which torch is accepted, what a wheel holds, and how PyTorch finds the package."""
+"""Tests building and installing: supported torch releases, contents of the wheel, and autoloading by PyTorch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SUPPORTED = "2.11 to 2.15"
 
 
 def python(*arguments: str, cwd: pathlib.Path = paths.ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter."""
+    """Runs a new interpreter."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=os.environ | environment, capture_output=True, text=True
     )
 
 
 def evaluate(program: str, cwd: pathlib.Path = paths.ROOT, **environment: str) -> str:
-    """What a program prints, without the line end; it must succeed."""
+    """Runs a program, which must succeed, and returns its stripped stdout."""
     finished = python("-c", program, cwd=cwd, **environment)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
@@ -31,13 +31,13 @@ def evaluate(program: str, cwd: pathlib.Path = paths.ROOT, **environment: str) -
 
 class TestTorchIsChecked:
     def setup_py(self, folder: pathlib.Path, fake_torch: str) -> subprocess.CompletedProcess[str]:
-        """Runs setup.py where `import torch` runs the text `fake_torch`."""
+        """Runs setup.py with the module `torch` replaced by the source `fake_torch`."""
         (folder / "torch").mkdir()
         (folder / "torch" / "__init__.py").write_text(fake_torch)
         return python("setup.py", "--name", PYTHONPATH=str(folder))
 
     @pytest.mark.parametrize("version", ["1.13.1", "2.10.0", "2.10.2+cu128", "2.16.0", "3.0.0", "unknown"])
-    def test_other_releases_are_refused(self, version: str, tmp_path: pathlib.Path) -> None:
+    def test_other_releases_are_rejected(self, version: str, tmp_path: pathlib.Path) -> None:
         finished = self.setup_py(tmp_path, f"__version__ = {version!r}")
         assert finished.returncode != 0
         assert f"supports torch {SUPPORTED}, and torch {version} is installed" in finished.stderr
@@ -46,7 +46,7 @@ class TestTorchIsChecked:
     @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.3", "2.15.0a0+git1234"])
     def test_supported_releases_pass(self, version: str, tmp_path: pathlib.Path) -> None:
         finished = self.setup_py(tmp_path, f"__version__ = {version!r}")
-        assert "No module named 'torch.utils'" in finished.stderr  # the fake has no more; the check is behind us
+        assert "No module named 'torch.utils'" in finished.stderr  # fails after the check, as the fake torch is empty
 
     def test_missing_torch_is_named(self, tmp_path: pathlib.Path) -> None:
         finished = self.setup_py(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\")")
@@ -63,11 +63,11 @@ class TestReadme:
     install = (paths.ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     environment = (paths.ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
 
-    def test_names_the_supported_torch(self) -> None:
+    def test_readme_names_the_supported_torch(self) -> None:
         assert f"PyTorch {SUPPORTED}" in self.readme
         assert f"| PyTorch | {SUPPORTED};" in self.install
 
-    def test_names_the_torch_that_make_installs(self) -> None:
+    def test_install_page_names_the_torch_that_make_installs(self) -> None:
         (release,) = re.findall(r"^TORCH \?= torch==(\d+\.\d+)", (paths.ROOT / "Makefile").read_text(), re.MULTILINE)
         assert f"installs PyTorch {release} and" in " ".join(self.install.split())
 
@@ -86,18 +86,18 @@ class TestReadme:
 
 
 class TestAutoload:
-    def test_import_torch_is_enough(self) -> None:
+    def test_import_torch_registers_bp(self) -> None:
         assert evaluate("import torch; print(torch.zeros(2, device='bp').device.type)") == "bp"
 
-    def test_can_be_turned_off(self) -> None:
+    def test_autoload_can_be_disabled(self) -> None:
         program = "import torch; print(hasattr(torch, 'bp'))"
         assert evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False"
 
-    def test_then_an_import_does_it(self) -> None:
+    def test_import_registers_bp_without_autoload(self) -> None:
         program = "import torch, torch_backplane; print(torch.zeros(2, device='bp').device.type)"
         assert evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "bp"
 
-    def test_import_brings_no_heavy_modules(self) -> None:
+    def test_import_loads_no_heavy_modules(self) -> None:
         program = "import sys, torch; old = set(sys.modules); import torch_backplane; print(*set(sys.modules) - old)"
         added = {name.split(".")[0] for name in evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split()}
         assert "torch_backplane" in added
@@ -106,8 +106,8 @@ class TestAutoload:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with an ordinary (not editable) installation, made from a wheel of this checkout."""
-    for leftover in (paths.ROOT / "build").glob("lib*"):  # would bring files of earlier builds into the wheel
+    """Builds a wheel of this checkout and installs it (not editable) in a folder."""
+    for leftover in (paths.ROOT / "build").glob("lib*"):  # otherwise the wheel contains files of earlier builds
         shutil.rmtree(leftover)
     folder = tmp_path_factory.mktemp("wheel")
     pip = ["-m", "pip", "--disable-pip-version-check"]
@@ -120,9 +120,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return target
 
 
-@pytest.mark.timeout(1500)  # compiles everything where the object files of the last build do not fit
+@pytest.mark.timeout(1500)  # compiles everything if the object files of the last build cannot be reused
 class TestWheel:
-    def test_holds_every_module_and_the_compiled_part(self, installed: pathlib.Path) -> None:
+    def test_wheel_contains_every_module_and_the_extension(self, installed: pathlib.Path) -> None:
         package = paths.ROOT / "torch_backplane"
         kinds = (".py", ".json", ".md", ".cpp")
         sources = {path.relative_to(package) for path in package.rglob("*") if path.suffix in kinds}
@@ -156,11 +156,11 @@ print(torch_backplane.__file__)
 
 
 class TestSetupScript:
-    """tools/setup.sh among stand-ins: a PATH of a few tools, and a `.venv` whose Python only takes notes."""
+    """Tests tools/setup.sh with a PATH of a few tools, and a `.venv` whose Python only records its arguments."""
 
     @pytest.fixture
     def machine(self, tmp_path: pathlib.Path) -> pathlib.Path:
-        """A folder of programs without a C++ compiler, for a user who may not install packages."""
+        """Creates programs for a user who cannot install packages; there is no C++ compiler."""
         tools = tmp_path / "bin"
         tools.mkdir()
         for name in ("bash", "dirname", "tr", "env", "cat"):
@@ -184,14 +184,14 @@ class TestSetupScript:
             text=True,
         )
 
-    def test_names_what_is_missing(self, machine: pathlib.Path) -> None:
+    def test_setup_names_missing_programs(self, machine: pathlib.Path) -> None:
         finished = self.setup(machine)
         assert finished.returncode == 1
         assert "missing: g++" in finished.stderr
         assert "apt-get install g++" in finished.stderr
         assert not (machine / "notes").exists()
 
-    def test_root_installs_what_is_missing(self, machine: pathlib.Path) -> None:
+    def test_setup_as_root_installs_missing_programs(self, machine: pathlib.Path) -> None:
         self.program(machine / "bin/id", "echo 0")
         install = f'[ "$1" = update ] || exec {shutil.which("ln")} -s {shutil.which("true")} {machine}/bin/g++'
         self.program(machine / "bin/apt-get", f'echo "apt-get $@" >> {machine}/notes; {install}')
@@ -201,18 +201,18 @@ class TestSetupScript:
         assert "apt-get install -q -y --no-install-recommends g++" in notes
         assert "--no-build-isolation -e .[test]" in notes
 
-    def test_keeps_a_supported_torch(self, machine: pathlib.Path) -> None:
+    def test_setup_keeps_a_supported_torch(self, machine: pathlib.Path) -> None:
         self.program(machine / "bin/g++", "")
         assert self.setup(machine).returncode == 0
         assert "torch==0.default" not in (machine / "notes").read_text()
 
-    def test_replaces_an_unsupported_torch(self, machine: pathlib.Path) -> None:
+    def test_setup_replaces_an_unsupported_torch(self, machine: pathlib.Path) -> None:
         self.program(machine / "bin/g++", "")
         self.program(machine / "venv/bin/python", f'echo "$@" >> {machine}/notes; [ "$1" != setup.py ]')
         assert self.setup(machine).returncode == 0
         assert "install torch==0.default" in (machine / "notes").read_text()
 
-    def test_installs_the_torch_that_was_asked_for(self, machine: pathlib.Path) -> None:
+    def test_setup_installs_the_requested_torch(self, machine: pathlib.Path) -> None:
         self.program(machine / "bin/g++", "")
         assert self.setup(machine, wanted="torch==0.mine").returncode == 0
         notes = (machine / "notes").read_text()
@@ -221,7 +221,7 @@ class TestSetupScript:
 
 
 class TestAnotherTorchThanCompiledFor:
-    """`torch_backplane._built_for`, which the build writes, is read before the compiled part is loaded."""
+    """`torch_backplane._built_for`, which the build writes, is checked before the extension module is loaded."""
 
     def run(
         self, folder: pathlib.Path, program: str, compiled_for: str = "2.12.1", **environment: str
@@ -232,14 +232,14 @@ class TestAnotherTorchThanCompiledFor:
         )
         return python("-c", program, cwd=folder, PYTHONPATH=str(folder), **environment)
 
-    def test_an_import_is_refused_with_the_command_that_mends_it(self, tmp_path: pathlib.Path) -> None:
+    def test_import_error_names_the_reinstall_command(self, tmp_path: pathlib.Path) -> None:
         for program in ("import torch_backplane", "import torch; import torch_backplane"):
             finished = self.run(tmp_path, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
             assert finished.returncode == 1
             assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
             assert "pip install --no-build-isolation --force-reinstall --no-deps ." in finished.stderr
 
-    def test_nothing_compiled_is_loaded(self, tmp_path: pathlib.Path) -> None:
+    def test_extension_module_is_not_loaded(self, tmp_path: pathlib.Path) -> None:
         program = (
             "import sys, torch\n"
             "try: import torch_backplane\n"
@@ -250,7 +250,7 @@ class TestAnotherTorchThanCompiledFor:
         for autoload in ("0", "1"):
             assert self.run(tmp_path, program, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload).returncode == 0
 
-    def test_torch_warns_once_and_works(self, tmp_path: pathlib.Path) -> None:
+    def test_torch_warns_once_and_still_works(self, tmp_path: pathlib.Path) -> None:
         program = "import torch; assert (torch.ones(2) + 1).sum() == 4; assert not hasattr(torch, 'bp')"
         finished = self.run(tmp_path, program)
         assert finished.returncode == 0, finished.stderr
@@ -259,7 +259,7 @@ class TestAnotherTorchThanCompiledFor:
         assert again.returncode == 1
         assert "ImportError: torch_backplane was compiled for torch 2.12.1" in again.stderr
 
-    def test_another_patch_release_fits(self) -> None:
+    def test_other_patch_releases_are_compatible(self) -> None:
         from torch_backplane._release import release
 
         assert release("2.13.0+cpu") == release("2.13.1") == release("2.13.0+cu128")

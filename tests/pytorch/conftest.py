@@ -1,6 +1,6 @@
-"""Which of PyTorch's databases run, and what is expected to fail (`expected_failures.py`).
+"""Selects a part of the tests in this folder, and marks expected failures (`expected_failures.py`).
 
-An expected failure that passes fails the run: its line goes.
+An expected failure that passes fails the run. Then remove its line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 from expected_failures import EXPECTED
 
 HERE = Path(__file__).parent
-PART = 40  # one test in so many runs without --whole
+PART = 40  # without --whole, one of PART tests runs
 
 
 def _expected(on: str) -> dict[str, str]:
-    """Reasons by patterns of the names of tests, on such devices."""
+    """Returns the expected failures for a value of `--on`: patterns of test names → reasons."""
     return {**EXPECTED["all"], **EXPECTED["opencl" if on == "opencl" else "host"]}
 
 

@@ -1,4 +1,4 @@
-"""What a call does, on one device: its results, how they lie in memory, what it warns of and what it raises."""
+"""Records the outcome of a call on one device: results, strides, warnings and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane.conformance.transfer import Transfer, tensors
 
-# Warnings about the call; others are about the machine, or come once in a process.
+# Warnings to compare. Others depend on the machine, or are emitted only once per process.
 _ABOUT_THE_CALL = ("An output with one or more elements was resized", "Casting complex values to real discards")
 
 
@@ -21,13 +21,14 @@ def to_device(tree: Any, device: str) -> Any:
 
 @dataclass
 class Outcome:
-    """Of one call.
+    """The outcome of one call.
 
     Args:
-        results: tensors on the CPU.
-        strides: of the results, and where a tensor of the arguments is a result, its position among them.
-        said: warnings that are about the call.
-        error: the type of what was raised, None if nothing was.
+        results: the results on the CPU.
+        strides: the strides of the results; None for results that are not strided tensors.
+        said: the warnings to compare.
+        error: the type of the raised error, or None.
+        text: the first line of the error's message.
     """
 
     results: list[torch.Tensor] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Outcome:
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
-    """What `function(*arguments, **options)` does."""
+    """Calls `function(*arguments, **options)` and returns the outcome."""
     found = Outcome()
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -51,7 +52,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ou
         warnings.simplefilter("always")
         try:
             result = function(*arguments, **options)
-        except Exception as error:  # any: the type is compared
+        except Exception as error:  # all types: the type is compared
             found.error, found.text = type(error), str(error).splitlines()[0] if str(error) else ""
             result = ()
         finally:
@@ -65,6 +66,6 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ou
 
 
 def samples_of(op: Any, dtype: torch.dtype, most: int, **options: Any) -> list[Any]:
-    """At most so many of the operator's samples, on the CPU, spread over all of them."""
+    """Returns at most `most` of the operator's samples on the CPU, at regular intervals."""
     found = list(op.sample_inputs("cpu", dtype, **options))
     return found[:: max(1, -(-len(found) // most))] if found else []

@@ -1,4 +1,4 @@
-"""PyTorch's module and optimizer databases on bp, held against the CPU."""
+"""Runs PyTorch's module and optimizer databases on bp and compares the results with the CPU."""
 
 # ruff: noqa: PT009 - the classes are PyTorch's TestCase
 
@@ -20,7 +20,7 @@ from torch_backplane.conformance.transfer import tensors
 
 
 class TestModuleDatabase(TestCase):
-    """A module that is moved to the device computes what it computes on the CPU, with its gradients and buffers."""
+    """Modules give the same results, gradients and buffers on the device as on the CPU."""
 
     @modules(module_db, allowed_dtypes=(torch.float32,))
     def test_agrees_with_cpu(self, device: str, dtype: torch.dtype, module_info: Any, training: bool) -> None:
@@ -33,12 +33,12 @@ class TestModuleDatabase(TestCase):
                 self.assertEqual(found, expected, case.desc, atol=2e-5, rtol=1e-5)
 
     def run_once(self, case: Any, info: Any, device: str, dtype: torch.dtype, training: bool) -> list[Any]:
-        """Results, gradients, parameters' gradients and buffers, on the CPU."""
+        """Runs a module and returns its results, gradients (of inputs and parameters) and buffers on the CPU."""
         torch.manual_seed(0)
         module = info.module_cls(*case.constructor_input.args, **case.constructor_input.kwargs)
         module = module.to(dtype).train(training)
         args, kwargs = case.forward_input.args, case.forward_input.kwargs
-        if isinstance(module, LazyModuleMixin):  # the first call draws the parameters
+        if isinstance(module, LazyModuleMixin):  # the first call initializes the parameters
             module(*args, **kwargs)
         module = module.to(device)
         args, kwargs = to_device((args, kwargs), device)
@@ -58,7 +58,7 @@ class TestModuleDatabase(TestCase):
 
 
 class TestOptimizerDatabase(TestCase):
-    """Some steps on the device leave the parameters that they leave on the CPU, whichever implementation makes them."""
+    """Optimizer steps on the device give the same parameters as on the CPU, with each implementation."""
 
     @parametrize("implementation", ["default", "foreach", "forloop", "fused", "capturable"])
     @optims([one for one in optim_db if not one.only_supports_sparse_grads], dtypes=[torch.float64])

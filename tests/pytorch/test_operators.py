@@ -1,7 +1,7 @@
-"""PyTorch's operator database on bp, held against the CPU: out=, variants, layouts, errors, gradients, vmap.
+"""Runs PyTorch's operator database on bp and compares with the CPU: out=, variants, layouts, errors, gradients, vmap.
 
-In the form of PyTorch's `TestCommon`, `TestGradients` and functorch's tests, of which PyTorch's wheel has the database
-and not the classes. A part runs by default; `--whole` runs all (`make test-pytorch`).
+The tests follow PyTorch's `TestCommon`, `TestGradients` and functorch's tests, which PyTorch's wheel does not contain.
+A part of the tests runs by default; `--whole` runs all (`make test-pytorch`).
 """
 
 # ruff: noqa: PT009, PT027 - the classes are PyTorch's TestCase
@@ -24,14 +24,15 @@ from torch.utils._pytree import tree_map_only
 from torch_backplane.conformance.transfer import WIDER, noncontiguous, spaced, tensors, transposed
 
 SAMPLES = 5
-# Their numbers are not initialized.
+# Operators whose results are uninitialized.
 WITHOUT_NUMBERS = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-# Relative, and absolute as a part of 1 and a result's largest number: two implementations round in another order.
+# (relative, absolute) by dtype. The absolute tolerance is multiplied by 1 + the largest value of the result, because
+# implementations add in different orders.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-9), torch.complex128: (1e-7, 1e-9), torch.float32: (1e-4, 1e-5),
     torch.complex64: (1e-4, 1e-5), torch.float16: (1e-2, 1e-3), torch.bfloat16: (5e-2, 1e-2),
 }  # fmt: skip
-# Their numbers are random in some samples at least.
+# Operators whose results are random in at least some samples.
 RANDOM = {
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "pca_lowrank",
     "rand_like", "randint", "randint_like", "randn", "randn_like", "svd_lowrank",
@@ -41,9 +42,9 @@ RANDOM = {
         "fractional_max_pool3d", "multi_head_attention_forward", "rrelu", "scaled_dot_product_attention",
     )),
 }  # fmt: skip
-# PyTorch's CPU kernel writes beyond such a result, and the process ends.
+# PyTorch's CPU kernel writes out of bounds of such a result and crashes the process.
 CRASHES_ON_CPU = {("linalg.lu", "transposed"), ("lu_unpack", "transposed")}
-# Of or to sparse tensors, which bp refuses (test_fallback.py).
+# Operators on sparse tensors, which bp does not support (test_fallback.py).
 SPARSE = {"sparse.mm", "sparse.sampled_addmm", "to_sparse"}
 OPERATORS = [op for op in op_db if op.name not in WITHOUT_NUMBERS | SPARSE]
 WITH_OUT = [op for op in OPERATORS if op.supports_out]
@@ -56,7 +57,7 @@ def is_tensors(result: Any) -> bool:
 
 
 def mapped(function: Callable[[torch.Tensor], torch.Tensor], result: Any) -> Any:
-    """The same for each of the results, as `out=` wants them: a tensor, or a tuple of these."""
+    """Applies a function to each result; returns a tensor or a tuple of tensors, as `out=` needs them."""
     if isinstance(result, torch.Tensor):
         return function(result)
     return tuple(function(one) for one in result)
@@ -66,7 +67,7 @@ def _longer(one: torch.Tensor) -> torch.Tensor:
     return one.new_full((*one.shape, 2) if one.dim() else (3,), 1)
 
 
-# What an `out=` is made of the result that is expected; garbage where its numbers shall not matter.
+# Makes an `out=` argument from the expected result. Its values are arbitrary.
 OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "same": lambda one: torch.full_like(one, 1),
     "strided": lambda one: spaced(one).fill_(1),
@@ -79,7 +80,7 @@ OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class TestOperatorDatabase(TestCase):
-    """The same call on bp and on the CPU has the same results, strides, warnings and errors."""
+    """Calls have the same results, strides, warnings and errors on bp as on the CPU."""
 
     def check(
         self, op: Any, dtype: torch.dtype, where: str, found: Outcome, expected: Outcome, *, strides: bool = True
@@ -96,7 +97,7 @@ class TestOperatorDatabase(TestCase):
             self.assertEqual(one, other, msg=lambda text: f"{where}: {text}", rtol=relative, atol=absolute)
 
     def tolerance(self, dtype: torch.dtype, result: torch.Tensor) -> tuple[float, float]:
-        """Of a result whose operator computes with `dtype`."""
+        """Returns the relative and absolute tolerance of a result whose operator computes in `dtype`."""
         if not (result.is_floating_point() or result.is_complex()):
             return 0.0, 0.0
         relative, absolute = max(TOLERANCES.get(one, (0.0, 0.0)) for one in (dtype, result.dtype))
@@ -114,7 +115,7 @@ class TestOperatorDatabase(TestCase):
         *arguments: Any,
         strides: bool = True,
     ) -> None:
-        """`call(*arguments)` with the arguments on each device; `dtype` is what the operator computes with."""
+        """Compares `call(*arguments)` on `device` and on the CPU. `dtype` is the operator's compute dtype."""
         found, expected = (outcome(call, *to_device(arguments, one)) for one in (device, "cpu"))
         self.check(op, dtype, where, found, expected, strides=strides)
 
@@ -131,7 +132,7 @@ class TestOperatorDatabase(TestCase):
                     op(input_, *args, **kwargs, out=out)
                     return out
 
-                for _ in range(2):  # the second one may be a replay
+                for _ in range(2):  # the second call can be a replay
                     out = mapped(made, result)
                     self.compare(op, dtype, f"out= {name}", device, call, out, sample.input, sample.args, sample.kwargs)
 
@@ -141,7 +142,7 @@ class TestOperatorDatabase(TestCase):
             result = op(sample.input, *sample.args, **sample.kwargs)
             given = to_device((sample.input, sample.args, sample.kwargs), device)
             if not is_tensors(result) or not tensors(given):
-                continue  # factories compute where their result is
+                continue  # factories run on the device of their result
             out = mapped(lambda one: torch.full_like(one, 1), result)
             with self.assertRaises(RuntimeError):
                 op(given[0], *given[1], **given[2], out=out)

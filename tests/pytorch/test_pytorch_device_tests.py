@@ -1,8 +1,8 @@
-"""PyTorch's own device-generic test machinery instantiates and runs for bp.
+"""Tests that PyTorch's device-generic test classes can be instantiated and run for bp.
 
-The way in for any test written as `class TestX(TestCase): def test_y(self, device, dtype)`, PyTorch's own included:
-`PYTORCH_TESTING_DEVICE_ONLY_FOR=bp` and `instantiate_device_type_tests`. PyTorch's `test/` directory is not in its
-wheel, but what it is made of is: operator, module and optimizer databases, and the classes that instantiate.
+Tests of the form `class TestX(TestCase): def test_y(self, device, dtype)`, also PyTorch's, run on bp with
+`PYTORCH_TESTING_DEVICE_ONLY_FOR=bp` and `instantiate_device_type_tests`. PyTorch's wheel does not contain its `test/`
+directory, but the operator, module and optimizer databases and the classes that instantiate tests.
 """
 
 # ruff: noqa: PT009, PT027 - the classes are PyTorch's TestCase, whose assertEqual compares tensors
@@ -26,7 +26,7 @@ from torch.testing._internal.common_utils import TestCase, parametrize
 
 
 class TestOperators(TestCase):
-    """The operator database itself is in pytorch/test_operators.py."""
+    """Operators whose generic kernels support few device types. test_operators.py tests the operator database."""
 
     def test_operators_whose_generic_kernel_knows_few_device_types(self, device: str) -> None:
         values = make_tensor((3, 4), dtype=torch.complex64, device=device)
@@ -45,7 +45,7 @@ class TestOperators(TestCase):
 
 
 class TestViews(TestCase):
-    """Views alias their base, with the strides and offsets that views have everywhere."""
+    """Views alias their base and have the same strides and offsets as on the CPU."""
 
     VIEWS: ClassVar = {
         "view": lambda t: t.view(-1), "transpose": lambda t: t.t(), "slice": lambda t: t[1:, ::2],
@@ -93,7 +93,7 @@ class TestViews(TestCase):
 
 
 class TestIndexing(TestCase):
-    """Reading and writing through every kind of index."""
+    """Reads and writes with every kind of index."""
 
     INDICES: ClassVar = {
         "integer": (2,), "slice": (slice(1, None, 2),), "ellipsis": (..., 0), "newaxis": (None, 1),
@@ -134,7 +134,7 @@ class TestIndexing(TestCase):
 
 
 class TestTypePromotion(TestCase):
-    """Binary operators give the dtype that PyTorch's promotion rules give, with tensors, 0-d tensors and numbers."""
+    """Binary operators follow PyTorch's promotion rules for tensors, 0-d tensors and numbers."""
 
     DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
 
@@ -170,7 +170,7 @@ class TestTypePromotion(TestCase):
 
 
 GENERIC = [TestOperators, TestViews, TestIndexing, TestTypePromotion]
-# Instantiating takes the templates out of the generic classes.
+# Instantiation removes the templates from the generic classes.
 TEMPLATES = {cls: [name for name in vars(cls) if name.startswith("test_")] for cls in GENERIC}
 with mock.patch.dict(os.environ, PYTORCH_TESTING_DEVICE_ONLY_FOR="bp"):
     for _generic in GENERIC:

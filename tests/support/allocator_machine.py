@@ -1,9 +1,9 @@
-"""Random programs run on the real allocator and on its model, which must agree block for block after every step.
+"""Runs random programs on the allocator and on its model, and compares all blocks after every step.
 
     TORCH_BACKPLANE_HOST_MEMORY=80MiB python tests/support/allocator_machine.py CONFIGURATION [EXAMPLES [SEED]]
 
-test_allocator_model.py runs this for every configuration, each in a process of its own: with a small device, and so
-that a crash is one failed test.
+test_allocator_model.py runs this script in a separate process for each configuration: the device must be small, and a
+crash must fail only one test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Configuration:
     fraction: float = 1.0
 
 
-# What every option is set to again before an example, since PyTorch's parser keeps what a string does not mention.
+# Default values, set before each example: PyTorch's parser keeps the options that a string does not mention.
 DEFAULTS = (
     "max_split_size_mb:1000000000,max_non_split_rounding_mb:20,large_segment_size_mb:20,expandable_segments:False,"
     "roundup_power2_divisions:[1:0,>:0]"
@@ -78,8 +78,8 @@ class AllocatorMachine(RuleBasedStateMachine):
     configuration: Configuration
     stream_ids: list[int]
     steps = 0
-    programs = 0  # a checksum of what they did, by which other seeds are told
-    reached = dict.fromkeys(("ooms", "retries", "waits"), 0)  # the rare ways, which must be among those taken
+    programs = 0  # checksum of the allocator's statistics: shows whether another seed ran other programs
+    reached = dict.fromkeys(("ooms", "retries", "waits"), 0)  # rare code paths, which the tests require to be reached
 
     @initialize()
     def start(self) -> None:
@@ -108,9 +108,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         try:
             address = self.run_with_gates(lambda: _C._memory_allocate(size, 0, stream_id))
         except torch.OutOfMemoryError:
-            assert block is None, f"out of memory for {size} bytes, which fit into {block}"
+            assert block is None, f"out of memory for {size} bytes, which the model places in {block}"
         else:
-            assert block is not None, f"{size} bytes were found at {address:#x}, and there is no room for them"
+            assert block is not None, f"the model is out of memory for {size} bytes, allocated at {address:#x}"
             if block.segment.base is None:
                 block.segment.base = address - block.offset
             assert address == block.address
@@ -127,7 +127,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(size=common_sizes, stream=streams, holes=st.integers(2, 3))
     def allocate_and_leave_holes(self, size: int, stream: int, holes: int) -> None:
-        """Free every other one of several equal blocks, and take one of the holes."""
+        """Frees every second block of several equal ones, then allocates one of the holes."""
         first = len(self.pairs)
         for _ in range(2 * holes):
             self.allocate(size, stream)
@@ -211,11 +211,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.run_with_gates(lambda: _C._memory_empty_cache(pool_id))
         self.compare()
 
-    # --- around them ---------------------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------------------------
 
     def run_with_gates(self, call: Callable[[], Any]) -> Any:
-        """Call the real allocator where the model says for which held streams it will wait: open those as soon as it
-        waits, and not earlier."""
+        """Calls the allocator. Opens the held streams that the model expects it to wait for, once it waits."""
         waited_for = self.model.waited_for
         if not waited_for:
             return call()
@@ -275,7 +274,7 @@ def main(name: str, examples: int = 20, number: int = 0) -> None:
     AllocatorMachine.configuration = CONFIGURATIONS[name]
     AllocatorMachine.stream_ids = [0, *(_C.pool_stream(0, 0)[0] for _ in range(3))]
     run_state_machine_as_test(
-        seed(zlib.crc32(name.encode()) + number)(AllocatorMachine),  # the same programs every time
+        seed(zlib.crc32(name.encode()) + number)(AllocatorMachine),  # the same programs in every run
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS_PER_EXAMPLE,

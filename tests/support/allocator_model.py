@@ -1,7 +1,7 @@
-"""The rules of the caching allocator as plain Python: slow, and short enough to be checked by reading.
+"""A reference model of the caching allocator in plain Python: slow, but short enough to verify by reading.
 
-Everything is looked up by scanning all blocks, and statistics are counted from the blocks that exist. Addresses come
-from the real allocator (`Segment.base`), because blocks of equal size are taken in the order of their addresses.
+Lookups scan all blocks, and statistics are computed from the existing blocks. Addresses come from the real allocator
+(`Segment.base`), because blocks of equal size are used in address order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MIB = 1024 * KIB
 MIN_BLOCK = 512
 SMALL_SIZE = 1 * MIB  # the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB
-MIN_LARGE = 10 * MIB  # requests from here on get a segment of their own size
+MIN_LARGE = 10 * MIB  # requests of at least this size get a segment of their rounded size
 ROUND_LARGE = 2 * MIB
 NO_LIMIT = 1 << 62
 
@@ -23,7 +23,7 @@ DEFAULT_POOL: PoolId = (0, 0)
 
 
 class ModelOutOfMemory(Exception):
-    """No block, no segment, nothing left to give back."""
+    """No free block fits, and no segment can be allocated after releasing cached memory."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Settings:
 
 @dataclass(eq=False)
 class Pool:
-    """One half (small or large) of the device's own pool or of a private one."""
+    """One half (small or large) of the device's default pool or of a private pool."""
 
     id: PoolId
     small: bool
@@ -59,9 +59,9 @@ class Segment:
     size: int
     pool: Pool
     stream: int
-    page: int = 0  # expandable: unit of mapping; otherwise 0
-    base: int | None = None  # address; None until the real allocator has told
-    blocks: list[Block] = field(default_factory=list)  # by offset; they tile the segment
+    page: int = 0  # expandable segments: unit of mapping; other segments: 0
+    base: int | None = None  # address; None until the real allocator has returned it
+    blocks: list[Block] = field(default_factory=list)  # sorted by offset; they cover the segment
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class Event:
 
 
 class AllocatorModel:
-    """The allocator of one device with `capacity` bytes, of which `fraction` may be used."""
+    """The allocator of one device with `capacity` bytes, of which `fraction` can be used."""
 
     def __init__(self, capacity: int, settings: Settings, fraction: float = 1.0) -> None:
         self.capacity = capacity
@@ -114,8 +114,8 @@ class AllocatorModel:
         self.active_pools: list[PoolId] = []
         self.segments: list[Segment] = []
         self.events: list[Event] = []
-        self.held: set[int] = set()  # streams that have work which does not end by itself
-        self.waited_for: set[int] = set()  # held streams that the last call had to wait for
+        self.held: set[int] = set()  # streams with work that is pending until `open`
+        self.waited_for: set[int] = set()  # held streams that the last call waited for
         self.retries = 0
         self.ooms = 0
 
@@ -131,7 +131,7 @@ class AllocatorModel:
                 event.reached = True
 
     def process_events(self) -> None:
-        """Free what the streams have passed; they pass their events in order."""
+        """Frees blocks whose events have completed. A stream completes its events in order."""
         for event in [event for event in self.events if event.reached]:
             self.complete(event)
 
@@ -189,7 +189,7 @@ class AllocatorModel:
         return [block for segment in self.segments for block in segment.blocks]
 
     def free_blocks(self, pool: Pool, stream: int) -> list[Block]:
-        """By size and address, as best fit takes them."""
+        """Free blocks in best-fit order: by size, then by address."""
         mine = [segment for segment in self.segments if segment.pool is pool and segment.stream == stream]
         free = [block for segment in mine for block in segment.blocks if block.is_free and block.mapped]
         return sorted(free, key=lambda block: (block.size, block.address))
@@ -204,7 +204,7 @@ class AllocatorModel:
             return None
         block = fitting[0]
         for following in fitting[1:]:
-            # Prefer a block inside to one at the growing end of a segment.
+            # Prefer a block with less unmapped memory after it, so that the segment's end can still grow.
             if not block.segment.page or self.reach(following) >= self.reach(block):
                 break
             block = following
@@ -228,7 +228,7 @@ class AllocatorModel:
         return size < self.settings.max_split_size and block.size - size > SMALL_SIZE
 
     def cut(self, block: Block, size: int) -> Block:
-        """Shorten a block to `size`; the rest becomes a block of its own, which is returned."""
+        """Shortens a block to `size` and returns a new block for the rest."""
         rest = Block(block.segment, block.offset + size, block.size - size, block.mapped)
         block.segment.blocks.insert(block.segment.blocks.index(block) + 1, rest)
         block.size = size
@@ -254,7 +254,7 @@ class AllocatorModel:
         self.merge(block).free_since = block.segment.pool.searches
 
     def merge(self, block: Block) -> Block:
-        """Join a free block with its free neighbours; the leftmost of them remains."""
+        """Merges a free block with its free neighbours; the leftmost block remains."""
         for left, right in ((block.neighbour(-1), block), (block, block.neighbour(+1))):
             if left and right and left.is_free and right.is_free and left.mapped == right.mapped:
                 left.size += right.size
@@ -449,10 +449,10 @@ class AllocatorModel:
     def release_pool(self, pool_id: PoolId) -> None:
         self.private[pool_id].use_count -= 1
 
-    # --- what can be compared ----------------------------------------------------------------------------------------
+    # --- results to compare ------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[dict[str, object]]:
-        """As torch.bp.memory_snapshot, less what depends on history."""
+        """Like torch.bp.memory_snapshot, without the fields that depend on history."""
         result: list[dict[str, object]] = []
         for segment in self.segments:
             run: list[Block] = []
@@ -487,7 +487,7 @@ class AllocatorModel:
         return sorted(result, key=lambda segment: segment["address"])
 
     def statistics(self) -> dict[str, int]:
-        """The current values of torch.bp.memory_stats."""
+        """The current values that torch.bp.memory_stats must report."""
         blocks = [block for block in self.blocks() if block.mapped]
         active = [block for block in blocks if not block.is_free]
         allocated = [block for block in blocks if block.allocated]

@@ -1,4 +1,4 @@
-"""A driver for tests: an accelerator with real queues. Each stream has a thread that does its work in order."""
+"""A driver for tests: an accelerator with asynchronous streams. A thread per stream runs the stream's work in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stream:
 
 
 class Event:
-    """`recording` is the latest one; who waits keeps the one that was the latest then."""
+    """`recording` is the latest record. A wait keeps the record that was the latest when it was submitted."""
 
     def __init__(self) -> None:
         self.recording = threading.Event()
@@ -31,7 +31,7 @@ class Event:
         self.time = 0.0
 
 
-awake = threading.Event()  # set by tests: ends every sleep
+awake = threading.Event()  # set by tests; ends every sleep
 
 
 class AsynchronousDevice(Device):

@@ -1,4 +1,4 @@
-"""The benchmarks as modules, and a clock that they can be given."""
+"""Loads benchmark scripts as modules, and provides a fake clock for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import ModuleType
 import paths
 
 FOLDER = paths.ROOT / "benchmarks"
-sys.path.insert(0, str(FOLDER))  # as for a program there: they share modules
+sys.path.insert(0, str(FOLDER))  # benchmarks import shared modules of their folder
 
 
 def load(name: str) -> ModuleType:
-    """benchmarks/NAME.py as a module."""
+    """Returns benchmarks/NAME.py as a module."""
     known = sys.modules.get(f"benchmark_{name}")
     if known is not None:
         return known
@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
 
 
 class Clock:
-    """Stands for the module `time`: it goes on when it is told to."""
+    """Replaces the module `time`: `now` advances only when a test changes it."""
 
     def __init__(self) -> None:
         self.now = 100.0

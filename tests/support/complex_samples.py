@@ -1,4 +1,4 @@
-"""Complex numbers that are hard for complex functions, and PyTorch's names of those functions."""
+"""Complex inputs on which complex functions are hard to compute accurately, and PyTorch's reference functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PYTORCH = {"multiply": torch.mul, "divide": torch.div, "power": torch.pow, "sig
 
 
 def reference(name: str) -> Callable[..., torch.Tensor]:
-    """PyTorch's function for a key of FUNCTIONS."""
+    """Returns PyTorch's function for a key of FUNCTIONS."""
     return _PYTORCH.get(name) or getattr(torch, name)
 
 
 def samples(count: int, dtype: torch.dtype = torch.complex64) -> dict[str, torch.Tensor]:
-    """`count` numbers of each kind; of a magnitude that complex64 has."""
+    """Returns `count` numbers of each kind, all within the range of complex64."""
     generator = torch.Generator().manual_seed(0)
 
     def normal() -> torch.Tensor:
@@ -54,7 +54,7 @@ def samples(count: int, dtype: torch.dtype = torch.complex64) -> dict[str, torch
 
 
 def arguments(name: str, numbers: dict[str, torch.Tensor]) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
-    """What to call function `name` with, and what it is."""
+    """Yields labels and arguments for function `name`."""
     for label, z in numbers.items():
         if name == "power":  # exponents of moderate size
             yield label, (z, 4 * numbers["normal"])
@@ -63,7 +63,7 @@ def arguments(name: str, numbers: dict[str, torch.Tensor]) -> Iterator[tuple[str
 
 
 def on_parts(name: str) -> Callable[..., tuple[Expression, ...]]:
-    """A formula of real and imaginary parts in turn; two arguments for each of the function's."""
+    """Returns a formula over real and imaginary parts: two parameters for each complex parameter of `name`."""
 
     def unary(x: Expression, y: Expression) -> tuple[Expression, ...]:
         return FUNCTIONS[name](Parts(x, y))
@@ -79,7 +79,10 @@ def parts(numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """|found - exact| / |exact|, of the finite and normal ones of complex64's range; infinite where found is not."""
+    """Relative errors |found - exact| / |exact|.
+
+    0 where `exact` is not finite and normal in the dtype of `found`; infinite where only `found` is NaN.
+    """
     limits = torch.finfo(found.real.dtype)
     usable = torch.view_as_real(exact).abs().amax(-1)
     usable = (usable > 2 * limits.tiny) & (usable < limits.max)

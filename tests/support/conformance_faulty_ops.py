@@ -1,6 +1,6 @@
-"""Operators that are right on the CPU and wrong on any other device, each in one way: what the engine must catch.
+"""Operators that are correct on the CPU and faulty on other devices, each in one way that the engine must detect.
 
-Imported by worker processes through the engine's ``database`` setting, so it holds no tests.
+Worker processes import this module through the engine's ``database`` setting, so it contains no tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_wrong(tensor: torch.Tensor) -> bool:
 
 
 def on_device(wrong: Operator, right: Operator = torch.sin) -> Operator:
-    """``right`` on the CPU, ``wrong`` elsewhere."""
+    """Calls ``right`` on the CPU and ``wrong`` on other devices."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return (wrong if is_wrong(tensor) else right)(tensor, *args, **kwargs)
@@ -57,7 +57,7 @@ def raise_error(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class WrongGradient(torch.autograd.Function):
-    """sin, whose gradient is right on the CPU only."""
+    """sin with a gradient that is correct on the CPU only."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class WrongGradient(torch.autograd.Function):
 
 
 class GradientAsIfContiguous(torch.autograd.Function):
-    """sin, whose gradient reads its argument, or on request the cotangent, in the order of memory."""
+    """sin with a gradient that ignores the strides of its argument or of the cotangent, as `name` says."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -90,7 +90,7 @@ class GradientAsIfContiguous(torch.autograd.Function):
 
 
 def rough_sin(tensor: torch.Tensor) -> torch.Tensor:
-    """sin, off by 1e-3 in the first row unless it is float64: a CPU kernel that is less accurate than the device's."""
+    """sin with an error of 1e-3 in the first row except in float64: a CPU kernel less accurate than the device's."""
     result = torch.sin(tensor)
     if tensor.dtype != torch.float64:
         result[0] += 1e-3
@@ -98,14 +98,14 @@ def rough_sin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sin_but_one(tensor: torch.Tensor) -> torch.Tensor:
-    """Far nearer to the truth than rough_sin on the whole, and farther in one element."""
+    """sin with one wrong element: more accurate than rough_sin in total, but less accurate in that element."""
     result = torch.sin(tensor)
     result[1, 0] += 2e-5
     return result
 
 
 def rubbish_out(tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """sin, which ignores the strides of `out`."""
+    """sin that writes wrong values to a non-contiguous `out`."""
     if out is None:
         return torch.sin(tensor)
     if out.shape == tensor.shape and not out.is_contiguous():
@@ -139,7 +139,7 @@ def constant_noise(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def there_and_back(first: float, then: float) -> Operator:
-    """A chain of steps that are right, of which the first one loses digits: more of them beyond 65536."""
+    """Returns a chain of correct operations whose first one rounds, with a larger error above 65536."""
     return lambda tensor: ((tensor + first) + then) / 3
 
 
@@ -148,7 +148,7 @@ def info(name: str, op: Operator, **more: Any) -> OpInfo:
     return OpInfo(name, op=op, **{**options, **more})
 
 
-# name → (operator, the kind of finding that must be reported for it)
+# name → (operator, kind of the finding that must be reported)
 FAULTS: dict[str, tuple[OpInfo, str]] = {
     op.name: (op, kind)
     for op, kind in [
@@ -158,12 +158,12 @@ FAULTS: dict[str, tuple[OpInfo, str]] = {
         (info("wrong_structure", on_device(lambda x: (torch.sin(x),))), "structure"),
         (info("wrong_layout", on_device(lambda x: torch.sin(x).mT.contiguous().mT)), "layout"),
         (info("wrong_device", on_device(lambda x: torch.sin(x.cpu()))), "device"),
-        # What float64 has to decide: a device that is nearer than the CPU passes, and nothing else does.
+        # Decided by a float64 reference: only a device result that is closer to it than the CPU's passes.
         (info("nearer", on_device(torch.sin, right=rough_sin)), "nearer"),
         (info("slightly_wrong", on_device(lambda x: torch.sin(x) * 1.0001)), "values"),
         (info("wrong_beside_a_rough_cpu", on_device(lambda x: rough_sin(x) + 2e-3, right=rough_sin)), "values"),
         (info("one_element_wrong", on_device(sin_but_one, right=rough_sin)), "values"),
-        # Of chains also what their steps say.
+        # Chains are also compared operation by operation.
         (info("carried", on_device(there_and_back(65536, -65536), right=there_and_back(-65536, 65536))), "carried"),
         (info("other_number", on_device(there_and_back(65536, -65537), right=there_and_back(-65536, 65536))), "values"),
         (info("other_wiring", on_device(lambda x: x.cos().sin(), right=lambda x: x.sin().cos())), "values"),
@@ -186,7 +186,7 @@ FAULTS: dict[str, tuple[OpInfo, str]] = {
     ]
 }
 
-# For the worker pool: one of each end, and sound operators around them.
+# For the worker pool: an operator that aborts, one that hangs, one that is wrong, and correct ones around them.
 FATAL = [
     info("good_before", torch.sin),
     info("aborts", on_device(abort)),

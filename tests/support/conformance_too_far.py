@@ -1,4 +1,4 @@
-"""For `conformance --sanitize --database`: strided pointwise kernels go one element too far."""
+"""For `conformance --sanitize --database`: makes strided pointwise kernels access one element out of bounds."""
 
 from torch.testing._internal.common_methods_invocations import op_db
 

@@ -1,4 +1,4 @@
-"""What `pytest --cover N` runs: of each test as few cases as have any N values of different parameters together."""
+"""Implements `pytest --cover N`: selects few cases per test that cover all N-way combinations of parameter values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 
 def chosen(cases: Sequence[Sequence[str]], together: int) -> list[int]:
-    """Which of the cases, each of them one value for each parameter. Next is always the one that has most values
-    together that no other has had, and among these one whose values were seldom had.
+    """Returns the indices of the selected cases. A case has one value for each parameter.
+
+    Greedy: takes the case with the most new combinations; among equals, the one whose values were used least.
     """
     sets = [set(combinations(enumerate(case), min(together, len(case)))) for case in cases]
     used: Counter[tuple[int, str]] = Counter()

@@ -1,8 +1,8 @@
-"""What became of every public name of torch.cuda in torch.bp.
+"""Maps every public name of torch.cuda to its state in torch.bp.
 
-Kinds: «same» (same name and signature), «renamed», «refused» (same name and signature, raises NotImplementedError with
-the reason), «absent». A name of a submodule is written with a dot ("nvtx.mark"); "nvtx.*" speaks for all of one, and
-where neither is listed, "memory.empty_cache" is what "empty_cache" is.
+States: «same» (same name and signature), «renamed», «refused» (same name and signature, raises NotImplementedError with
+the reason), «absent». A name in a submodule has a dot ("nvtx.mark"). "nvtx.*" covers all names of a submodule. Without
+such an entry, a name in a submodule has the state of the plain name: "memory.empty_cache" that of "empty_cache".
 
 `python tests/support/cuda_parity.py` prints the sentence for docs/torch-bp.md.
 """
@@ -61,19 +61,19 @@ RENAMED = {
 }
 
 REFUSED = {
-    "clock_rate": "drivers cannot tell",
+    "clock_rate": "drivers do not report it",
     "ipc_collect": "bp tensors cannot be shared between processes",
     "list_gpu_processes": "drivers see only their own process",
-    "memory_usage": "drivers cannot tell",
-    "power_draw": "drivers cannot tell",
-    "temperature": "drivers cannot tell",
-    "utilization": "drivers cannot tell",
+    "memory_usage": "drivers do not report it",
+    "power_draw": "drivers do not report it",
+    "temperature": "drivers do not report it",
+    "utilization": "drivers do not report it",
 }
 
 _SPARSE = "bp tensors are strided"
-_ARCHITECTURES = "kernels are compiled for the device at hand, not for a list of architectures"
-_CUDA_TYPES = "an annotation of torch.cuda's own code"
-_CUDA_LIBRARY = "a handle of CUDA's libraries"
+_ARCHITECTURES = "kernels are compiled for the device in use, not for a list of architectures"
+_CUDA_TYPES = "a type annotation used only within torch.cuda"
+_CUDA_LIBRARY = "a handle of a CUDA library"
 _CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Python exceptions"
 _GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
 
@@ -83,10 +83,10 @@ ABSENT = {
     "Device": _CUDA_TYPES,
     "GreenContext": _GREEN_CONTEXTS,
     "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
-    **{f"amp.{name}": "torch.bp.amp is one file" for name in ("autocast_mode", "common", "grad_scaler")},
+    **{f"amp.{name}": "torch.bp.amp is a single module" for name in ("autocast_mode", "common", "grad_scaler")},
     "check_error": _CUDA_RUNTIME,
-    "comm": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
-    "comm.*": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
+    "comm": "copies between devices for DataParallel, which PyTorch implements only for CUDA",
+    "comm.*": "copies between devices for DataParallel, which PyTorch implements only for CUDA",
     "cudaStatus": _CUDA_RUNTIME,
     "cudart": _CUDA_RUNTIME,
     "current_blas_handle": _CUDA_LIBRARY,
@@ -97,14 +97,14 @@ ABSENT = {
     "get_gencode_flags": _ARCHITECTURES,
     "green_contexts": _GREEN_CONTEXTS,
     "green_contexts.*": _GREEN_CONTEXTS,
-    "has_half": "always True there; torch.bp.get_device_properties().dtypes tells for each device",
+    "has_half": "always True in torch.cuda; torch.bp.get_device_properties().dtypes lists the dtypes of each device",
     "has_magma": "MAGMA is a library for CUDA",
     "jiterator": "kernels written in CUDA C++",
     "jiterator.*": "kernels written in CUDA C++",
     "nccl": "NCCL is a library for CUDA",
     "nccl.*": "NCCL is a library for CUDA",
-    "profiler": "switches NVIDIA's profilers; torch.profiler has what bp does",
-    "profiler.*": "switches NVIDIA's profilers; torch.profiler has what bp does",
+    "profiler": "controls NVIDIA's profilers; torch.profiler covers bp",
+    "profiler.*": "controls NVIDIA's profilers; torch.profiler covers bp",
     "sparse": _SPARSE,
     "sparse.*": _SPARSE,
 }
@@ -118,20 +118,20 @@ TABLE = (
 
 
 def verdict(name: str) -> Verdict | None:
-    """What the table says of a name of torch.cuda, such as "Stream" or "nvtx.mark"; None: nothing."""
+    """Returns the entry for a name of torch.cuda, such as "Stream" or "nvtx.mark"; None if there is no entry."""
     module, _, plain = name.rpartition(".")
     return TABLE.get(name) or TABLE.get(f"{module}.*") or TABLE.get(plain)
 
 
 def names_of(module: types.ModuleType) -> set[str]:
-    """The public names of torch.cuda or a submodule, without what it merely imports from elsewhere."""
+    """Returns the public names of torch.cuda or a submodule, without those imported from other packages."""
     names = set(getattr(module, "__all__", ()))
     for name in dir(module):
         value = getattr(module, name)
         if isinstance(value, types.ModuleType):
             own = value.__name__.startswith("torch.cuda.")
         else:
-            # Constants have no home; "torch" is that of the exceptions, "types" that of an annotation's union.
+            # Constants have no __module__. It is "torch" for exceptions and "types" for a union type of an annotation.
             home = getattr(value, "__module__", None) or module.__name__
             own = home.startswith(module.__name__) or (home in ("torch", "types") and value is not torch.Tensor)
         if own and not name.startswith("_") and name != "TYPE_CHECKING":
@@ -140,7 +140,7 @@ def names_of(module: types.ModuleType) -> set[str]:
 
 
 def cuda_names() -> list[str]:
-    """Every public name of torch.cuda, those of its submodules with a dot, sorted."""
+    """Returns every public name of torch.cuda and its submodules (with a dot), sorted."""
     names = names_of(torch.cuda)
     for info in pkgutil.iter_modules(torch.cuda.__path__):
         if not info.name.startswith("_"):
@@ -150,7 +150,7 @@ def cuda_names() -> list[str]:
 
 
 def sentence() -> str:
-    """The sentence of docs/torch-bp.md about the table."""
+    """Returns the sentence of docs/torch-bp.md that summarizes the table."""
     verdicts = [verdict(name) for name in cuda_names()]
     counts = Counter(found.kind for found in verdicts if found)
     return (

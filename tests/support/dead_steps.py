@@ -1,4 +1,4 @@
-"""Steps of plans whose effect nobody sees, found in what `plans.explain` says of them."""
+"""Finds plan steps without effect in the output of `plans.explain`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Plan(NamedTuple):
 
 
 def plans_in(told: str) -> list[Plan]:
-    """The plans that `plans.explain` tells of."""
+    """Returns the plans in the output of `plans.explain`."""
     found = []
     for part in told.split("\n\n"):
         first, *others = part.splitlines()
@@ -27,15 +27,15 @@ def plans_in(told: str) -> list[Plan]:
 
 
 def dead_steps(lines: list[str]) -> list[str]:
-    """The lines of a plan that say of steps in vain: what they write is in memory of the plan's own that nobody reads
-    afterwards, or that is written as a whole before; they copy memory to where it is; they allocate what no other step
-    has, or nothing.
+    """Returns the lines of steps without effect.
 
-    What a kernel writes to counts as read by it, as does all that the host works on.
+    Such a step writes only to the plan's allocations, and no later step reads the result before it is overwritten as a
+    whole; or it copies memory onto itself, copies nothing, or makes an allocation that is empty or used by no other
+    step. Memory that a kernel writes, or that a host step uses, counts as read by that step.
     """
     bytes_of = {f"allocation {found[1]}": found[2] for line in lines if (found := _ALLOCATION.match(line))}
-    read: set[str] = set()  # memory of the plan's own that later steps, or the results, have
-    touched: set[str] = set()  # by any of the steps that are not in vain
+    read: set[str] = set()  # memory that later steps or the results read
+    touched: set[str] = set()  # memory used by later steps that have an effect
     dead = []
     for line in reversed(lines):
         places = [(f"{kind} {index}", bool(written)) for kind, index, _, written in _PLACE.findall(line)]
@@ -62,5 +62,5 @@ def dead_steps(lines: list[str]) -> list[str]:
             read.update(place for place, _ in places)
             touched.update(place for place, _ in places)
         elif not line.startswith(_OTHERS):
-            raise ValueError(f"a step of which nothing is known: {line}")
+            raise ValueError(f"unknown step: {line}")
     return dead[::-1]

@@ -1,6 +1,6 @@
-"""Driver packages for tests, as pip leaves them: a module and its metadata in a folder that goes on PYTHONPATH.
+"""Installs driver packages for tests as pip does: a module and its metadata in a folder that is put on PYTHONPATH.
 
-And running code with OpenCL's driver as a test has changed it.
+Also runs code with modified versions of the OpenCL driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import paths
 
 EXAMPLES = paths.ROOT / "examples" / "drivers"
 
-# A driver in the fewest words; tests replace parts of it.
+# A minimal driver; tests replace parts of it.
 MINIMAL = '''
 from torch_backplane.drivers import Device, DeviceProperties, Driver
 
@@ -29,7 +29,7 @@ class MinimalDriver(Driver):
     def devices(self): return [MinimalDevice()]
 '''
 
-# What a call raises, in one line, for programs that print it.
+# For programs that print errors: returns the error that a call raises as one line.
 RAISED = '''
 def raised(call):
     try:
@@ -41,7 +41,7 @@ def raised(call):
 
 
 def install(site: Path, name: str, source: str, cls: str, distribution: str | None = None) -> None:
-    """Makes `source` importable from `site` as a driver called `name` whose class is `cls`."""
+    """Installs `source` in `site` as the driver `name` with the class `cls`."""
     distribution = distribution or f"driver_{name}"
     module = f"{distribution}_module"
     (site / f"{module}.py").write_text(source)
@@ -52,15 +52,15 @@ def install(site: Path, name: str, source: str, cls: str, distribution: str | No
 
 
 def install_toy(site: Path) -> None:
-    """The example driver, called `toy`."""
+    """Installs the example driver `toy`."""
     install(site, "toy", (EXAMPLES / "toy" / "toy_driver.py").read_text(), "ToyDriver")
 
 
 def opencl_runner(site: Path, name: str, preamble: str, **settings: str) -> Callable[..., str]:
-    """run(code, **env) with the driver `name` of `{name}_opencl_driver.py`, which is installed in `site`.
+    """Installs the driver of `{name}_opencl_driver.py` in `site` and returns a function run(code, **env) that uses it.
 
-    It runs `preamble + code` in a process of its own, which must end well and without a word on stderr (no warning,
-    nothing printed by a destructor), and returns what was printed. `env` goes before `settings` in the environment.
+    `run` executes `preamble + code` in a separate process and returns its stdout. The process must succeed and print
+    nothing to stderr (no warnings, no output of destructors). Values in `env` override those in `settings`.
     """
     source = (paths.SUPPORT / f"{name}_opencl_driver.py").read_text(encoding="utf-8")
     install(site, name, source, f"{name.title()}Driver")
@@ -79,9 +79,7 @@ def python_path(site: Path) -> str:
 
 
 def install_null(site: Path) -> dict[str, str]:
-    """The example driver that executes nothing, called `null`, which takes planners' calls at once. Returns the
-    environment variables of a process that uses it.
-    """
+    """Installs the example driver `null`, which executes nothing. Returns the environment of processes that use it."""
     install(site, "null", (EXAMPLES / "null" / "null_driver.py").read_text(encoding="utf-8"), "NullDriver")
     return {
         "PYTHONPATH": python_path(site),

@@ -1,4 +1,4 @@
-// A device of the type `maia`, for fake tensors: PyTorch's autograd engine has a thread for it. Loaded by process_facts.py.
+// A device of type `maia` for fake tensors: PyTorch's autograd engine starts a thread for it. Loaded by process_facts.py.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace {

@@ -1,8 +1,8 @@
-"""A driver for tests: the first OpenCL device twice, with calls of OpenCL that fail when they are told to.
+"""A driver for tests: the first OpenCL device twice, with OpenCL calls that fail on request.
 
-`answers[name] = status` makes the function of that name answer so from then on: functions of the native launcher by
-their names in C, for the first device only, and PyOpenCL's by its own, which stand for those of the launcher that do
-the same. `counts` has how often the launcher called each.
+`answers[name] = status` makes the function `name` return this status from then on. C names select functions of the
+native launcher, for the first device only. PyOpenCL names select PyOpenCL's functions, and also the launcher's
+functions that do the same. `counts` counts the launcher's calls of each function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_backplane.drivers.opencl.device import OpenCLDevice, Stream
 from torch_backplane.drivers.opencl.driver import platforms
 
 answers: dict[str, int] = {}
-calls: list[str] = []  # of functions that failed
+calls: list[str] = []  # names of the functions that failed
 counts: Counter[str] = Counter()
 streams: list[Stream] = []  # of the first device
 
@@ -51,7 +51,7 @@ _SIGNATURES = {
         _INT, *[_POINTER] * 3, ctypes.c_size_t, ctypes.c_uint, *[_POINTER] * 2, ctypes.c_uint, *[_POINTER] * 2
     ),
 }
-# What fails with a function of PyOpenCL's, as one of the two is called for the same.
+# Launcher functions that fail together with a PyOpenCL function: either of the two can be called for an operation.
 _SAME = {
     "clEnqueueReadBuffer": "enqueue_copy",
     "clEnqueueWriteBuffer": "enqueue_copy",
@@ -62,7 +62,7 @@ _kept: list[Any] = []  # callbacks must outlive the launcher
 
 
 class InjectedError(cl.RuntimeError):
-    """As PyOpenCL raises, which cannot be made in Python."""
+    """Imitates PyOpenCL's error, which cannot be constructed in Python."""
 
     def __init__(self, routine: str, code: int) -> None:
         self._what = (routine, code)
@@ -98,7 +98,7 @@ for _name in ("finish", "flush"):
 
 def failing_launcher(launcher: NativeLauncher) -> NativeLauncher:
     def replacement(name: str, address: int) -> int:
-        if name not in _SIGNATURES:  # such as what destructors call
+        if name not in _SIGNATURES:  # for example functions that destructors call
             return address
         signature = _SIGNATURES[name]
         function = signature(address)

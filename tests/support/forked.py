@@ -1,7 +1,7 @@
-"""Running code as in a fresh interpreter, without importing torch each time.
+"""Runs code as in a fresh interpreter, without importing torch each time.
 
-A server process imports torch once and forks for each request. torch_backplane is imported with it, but has not looked
-for devices yet, so that a fork is as good as a new interpreter for all that is decided at discovery.
+A server process imports torch once, which also imports torch_backplane, and forks for each request. It does not
+discover devices, so a fork behaves like a new interpreter for everything that is decided at discovery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _context.set_forkserver_preload(["torch"])
 
 
 def run(code: str, site: Path, timeout: float = 120, **env: str | None) -> subprocess.CompletedProcess[str]:
-    """Runs `code` with `env` added to the environment (None removes) and `site` on sys.path."""
+    """Runs `code` with `env` added to the environment (None removes a variable) and `site` on sys.path."""
     with tempfile.TemporaryDirectory() as folder:
         process = _context.Process(target=_child, args=(code, str(site), env, folder))
         process.start()
@@ -28,7 +28,7 @@ def run(code: str, site: Path, timeout: float = 120, **env: str | None) -> subpr
         if process.exitcode is None:
             process.kill()
             process.join()
-            raise TimeoutError(f"no end after {timeout} s: {(Path(folder) / 'stderr').read_text()}")
+            raise TimeoutError(f"still running after {timeout} s: {(Path(folder) / 'stderr').read_text()}")
         output = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
         return subprocess.CompletedProcess([code], process.exitcode, *output)
 

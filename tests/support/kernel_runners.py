@@ -1,4 +1,4 @@
-"""Ways to try kernel text: OpenCL C run on a CPU, CUDA C++ compiled with NVRTC. Skip, with the reason, where absent."""
+"""Runs OpenCL C kernels on a CPU and compiles CUDA C++ with NVRTC. Skips the test if the device or NVRTC is missing."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ NUMPY = {
 
 @functools.cache
 def opencl() -> Any:
-    """(context, queue, whether the device has float64) of a CPU device; skips the test where there is none."""
+    """Returns (context, queue, whether the device has float64) of a CPU device; skips the test if there is none."""
     found = on_opencl.require_platform()
     import pyopencl as cl
 
     devices = [device for device in found if device.type & cl.device_type.CPU]
     if not devices:
-        on_opencl.missing("needs an OpenCL device that is a processor, such as PoCL's")
+        on_opencl.missing("needs an OpenCL CPU device, for example PoCL's")
     context = cl.Context(devices[:1])
     return context, cl.CommandQueue(context), "cl_khr_fp64" in devices[0].extensions
 
@@ -63,19 +63,19 @@ def _built(text: str, name: str) -> Any:
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor's storage from its first element on; a view."""
+    """Returns a view of the storage's bytes from the tensor's first to its last element."""
     flat = tensor.detach().as_strided((extent(tensor),), (1,))
     return flat.view(torch.uint8).numpy()
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Number of elements between the first and the last one of a tensor, both included."""
+    """Returns the number of elements of the storage from the tensor's first to its last element, inclusive."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * step for size, step in steps) if tensor.numel() else 0
 
 
 def scalar(value: float, dtype: torch.dtype) -> Any:
-    """A number as a kernel argument: float16 and bfloat16 are passed as their bits."""
+    """Returns a number as a kernel argument. float16 and bfloat16 are passed as their bits."""
     if dtype in STORAGE_ONLY:
         return np.uint16(torch.tensor(value, dtype=dtype).view(torch.uint16).item())
     return NUMPY[dtype](value)
@@ -89,9 +89,9 @@ def launch(
     scalars: Sequence[float],
     row_group: tuple[int, int] | None = None,
 ) -> None:
-    """Runs an OpenCL C kernel on CPU tensors, outputs first: copies them to buffers, and the outputs back.
+    """Runs an OpenCL C kernel on CPU tensors (outputs first): copies them to buffers, and copies the outputs back.
 
-    Every buffer begins 64 bytes into its `cl_mem`, so that an ignored offset is seen.
+    Every buffer begins 64 bytes into its `cl_mem`, so that a kernel that ignores the offset fails.
     """
     import pyopencl as cl
 
@@ -143,7 +143,7 @@ def run_pointwise(
     width: int = 4,
     device_kind: str = "gpu",
 ) -> Kernel:
-    """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
+    """Computes a formula with an OpenCL C kernel. All `outputs` have the same shape; `inputs` are broadcast to it."""
     _, _, float64 = opencl()
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
@@ -156,7 +156,7 @@ def run_pointwise(
     )  # fmt: skip
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(
-        "exp",  # which is taken, without our prefix
+        "exp",  # also a built-in function: the generated name has a prefix
         formula,
         inputs=[tensor.dtype for tensor in inputs],
         outputs=[tensor.dtype for tensor in outputs],
@@ -188,9 +188,9 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def compile_cuda(text: str, options: Sequence[str]) -> str:
-    """Compiles CUDA C++ to PTX, which is returned; AssertionError with the compiler's log where it does not compile.
+    """Compiles CUDA C++ and returns the PTX. Raises AssertionError with the compiler's log if it does not compile.
 
-    Warnings are errors, other than of what is declared and not used.
+    Warnings are errors, except those about unused declarations.
     """
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()

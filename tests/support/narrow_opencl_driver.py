@@ -1,6 +1,6 @@
-"""A driver for tests: the first OpenCL device as one without 64-bit and without native 16-bit floating point.
+"""A driver for tests: the first OpenCL device without float64 and without native 16-bit floating point.
 
-NARROW_KIND is the kind of hardware that it says it is, `cpu` by default: kernels for a `gpu` are others.
+NARROW_KIND sets the device kind that it reports (default: `cpu`). Kernels for kind `gpu` differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_backplane.drivers import Driver
 from torch_backplane.drivers.opencl.device import OpenCLDevice
 from torch_backplane.drivers.opencl.driver import platforms
 
-# What a compiler without cl_khr_fp64 and cl_khr_fp16 refuses. It takes pointers to half: vload_half is always there.
+# What a compiler without cl_khr_fp64 and cl_khr_fp16 rejects. It accepts pointers to half: vload_half is core OpenCL.
 MISSING = re.compile(r"\b(double\d*|cl_khr_fp(64|16)|(convert|as)_(double|half)\w*)\b|\bhalf\d*\b(?! *\*)")
 
 

@@ -1,8 +1,13 @@
-"""A driver for tests: the queued accelerator (queued_c_driver.py) with what OFFERS names of the optional contract.
+"""A driver for tests: the queued accelerator (queued_c_driver.py) with the optional features that OFFERS lists.
 
-attributes: launches with attributes, which `launched()` tells of; pointers: an address space of its own; host:
-addresses that the CPU may use; cuda, cpu: the DLPack device; adopts: queues of others, which `foreign_queue()` makes;
-context; loads: binaries, which are ELF libraries; resources: 1,000 bytes of static shared memory for each kernel.
+- attributes: launches with attributes; `launched()` returns them
+- pointers: device addresses (address space "device")
+- host: addresses that the CPU can use (address space "host")
+- cuda, cpu: the DLPack device
+- adopts: adopts external queues; `foreign_queue()` creates one
+- context: a native context
+- loads: loads binaries, which are ELF libraries
+- resources: reports 32 registers and 1,000 bytes of static shared memory for each kernel
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from torch_backplane.kernels import Target
 
 OFFERS = os.environ.get("OFFERS", "").split()
 LOCAL_MEMORY = 4096
-MACHINE = 62  # e_machine of x86-64 in ELF
+MACHINE = 62  # ELF's e_machine of x86-64
 
 LAUNCHER = """\
 #include <stdint.h>
@@ -55,7 +60,7 @@ class Own:
 
 
 def launched() -> list[int]:
-    """How often, and the numbers of the last launch with attributes."""
+    """Returns the number of launches with attributes, then the fields of the last one's launch_t."""
     assert Own.launcher is not None
     number = [ctypes.c_uint64.in_dll(Own.launcher, "calls").value]
     return number + list((ctypes.c_uint64 * 11).in_dll(Own.launcher, "last"))

@@ -1,7 +1,7 @@
-"""What `pytest --on opencl` runs: the tests of this folder on OpenCL devices, except those that are listed here.
+"""Lists the tests that `pytest --on opencl` and `pytest --on late-host` leave out, and selects the OpenCL devices.
 
-PoCL shows the processor as four devices, bp:0 to bp:3. Where there are fewer, host devices follow, up to four. The host
-does not see their memory (TORCH_BACKPLANE_DISCRETE=1), so that they are as GPUs are.
+PoCL presents the CPU as four devices, bp:0 to bp:3. If OpenCL has fewer devices, host devices fill up to four.
+TORCH_BACKPLANE_DISCRETE=1 makes their memory inaccessible to the host, as on GPUs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-DEVICES = 4  # the tests count on bp:0 to bp:3
+DEVICES = 4  # tests use bp:0 to bp:3
 
-_TEXT = "reaches no bp device: kernel text alone"
-_OWN = "its programs choose their devices themselves"
-_REPORTS = "tests a tool, whose output it expects of host devices"
+_TEXT = "tests kernel text only; uses no bp device"
+_OWN = "its programs select their devices themselves"
+_REPORTS = "tests a tool and expects its output for host devices"
 
-# Left out as a whole. A file that is not here runs, except for the tests below.
+# Files that are left out as a whole.
 FILES = {
     "test_allocator_model.py": _OWN,
     "test_audit.py": _OWN,
@@ -36,7 +36,7 @@ FILES = {
     "test_examples.py": _REPORTS,
     "test_exit.py": _OWN,
     "test_faults.py": _OWN,
-    "test_graphs_on_host.py": "tests of opencl/ on host devices",
+    "test_graphs_on_host.py": "runs tests of opencl/ on host devices",
     "test_host_async.py": _OWN,
     "test_image_layouts.py": _OWN,
     "test_kernel_launch.py": _OWN,
@@ -60,7 +60,7 @@ FILES = {
     "test_overloads.py": _OWN,
     "test_opencl_staging.py": _OWN,
     "test_operator_formulas.py": _TEXT,
-    "test_packaging.py": "tests what is installed",
+    "test_packaging.py": "tests the installed files",
     "test_plain_c_driver.py": _OWN,
     "test_target.py": _OWN,
     "test_templates_attention.py": _TEXT,
@@ -80,18 +80,18 @@ FILES = {
     "test_templates_strides.py": _TEXT,
     "test_templates_winograd.py": _TEXT,
     "test_torch_bp_environment.py": _OWN,
-    "test_pluggable_allocators.py": "of devices in host memory",
+    "test_pluggable_allocators.py": "needs devices in host memory",
     "test_process_unchanged.py": _OWN,
     "test_toy_driver.py": _OWN,
 }
-# These folders have processes with devices of their own.
+# Folders whose tests run in worker processes with their own devices.
 FOLDERS = ("discrete", "fuzz", "opencl")
 
-_CPU_KERNELS = "about the CPU's kernels, which host devices run; here a planner has the operator"
+_CPU_KERNELS = "tests CPU kernels, which host devices run; on OpenCL devices a planner implements the operator"
 
-_DATA_PTR = "the operator reads and writes through data_ptr, where only host devices have memory for the CPU"
+_DATA_PTR = "the operator uses data_ptr on the CPU, which works only with the memory of host devices"
 
-# "file::test", without parameters: why it is about host devices.
+# "file::test" without parameters → why the test needs host devices.
 TESTS = {
     "test_custom_operators.py::test_cpp_operator": _DATA_PTR,
     "test_custom_operators.py::test_cpp_operator_with_a_derivative_from_python": _DATA_PTR,
@@ -100,17 +100,17 @@ TESTS = {
 }
 
 
-_LATER = "PyTorch's meta kernel does not look, so that the CPU's refuses when the stream gets there"
+_LATER = "PyTorch's meta kernel does not check this; the CPU kernel raises the error later, in stream order"
 
-# What `pytest --on late-host` leaves out of these.
+# Tests that `pytest --on late-host` leaves out.
 LATE_TESTS = {
-    "test_conformance_forms.py::test_a_sample[linspace]": "an out= that PyTorch's meta kernel gives another shape",
+    "test_conformance_forms.py::test_operators_pass_in_all_forms[linspace]": "the meta kernel resizes out= differently",
     "test_cuda_dtypes.py::test_overlapping_destinations_are_refused": _LATER,
-    "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which waits for nothing",
+    "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which does not synchronize",
     "test_fallback.py::test_empty_and_zero_dimensional_tensors": _LATER,
 }
 
-# Files whose tests `pytest --on late-host` runs in so many threads at once, all of them on the default stream.
+# `pytest --on late-host` runs each test of these files in THREADS threads concurrently, all on the default stream.
 THREADS = 4
 THREADED_FILES = (
     "test_autograd.py",
@@ -121,10 +121,10 @@ THREADED_FILES = (
     "test_views.py",
 )
 
-# Tests of these files that are for one thread, besides those that seed PyTorch's generators, which are the process's.
+# Tests of these files that run in one thread, besides those that seed PyTorch's generators, which are per process.
 ALONE = {
-    "test_autograd.py::test_anomaly_mode_names_the_function_that_returned_nan": "warnings are the process's",
-    "test_autograd.py::test_checkpointing_restores_the_generator_state": "so are generators",
+    "test_autograd.py::test_anomaly_mode_names_the_function_that_returned_nan": "warnings are captured per process",
+    "test_autograd.py::test_checkpointing_restores_the_generator_state": "generators are per process",
     "test_modules.py::test_embedding": "the first thread that synchronizes with the stream gets the error",
 }
 
@@ -139,7 +139,7 @@ WITHOUT = "without OpenCL: "
 
 
 def missing(what: str) -> NoReturn:
-    """No OpenCL device for a test: it skips, and the run says so at its end; with REQUIRE_OPENCL=1 it fails."""
+    """Skips a test that needs an OpenCL device, or fails it if REQUIRE_OPENCL=1. pytest's summary counts the skips."""
     if required():
         pytest.fail(f"{WITHOUT}{what}, and REQUIRE_OPENCL is set", pytrace=False)
     pytest.skip(f"{WITHOUT}{what}")
@@ -150,7 +150,7 @@ def required() -> bool:
 
 
 def require_platform() -> list[Any]:
-    """PyOpenCL's devices; `missing` where there are none."""
+    """Returns PyOpenCL's devices; calls `missing` if there are none."""
     try:
         import pyopencl as cl
     except ImportError:
@@ -160,12 +160,12 @@ def require_platform() -> list[Any]:
     except cl.Error:
         devices = []
     if not devices:
-        missing("needs an OpenCL device, such as PoCL's (apt-get install pocl-opencl-icd)")
+        missing("needs an OpenCL device, for example PoCL's (apt-get install pocl-opencl-icd)")
     return devices
 
 
 def choose_devices() -> int:
-    """Puts this process, and those that it starts, on OpenCL devices; before bp is used. How many of them there are."""
+    """Makes this process and its children use OpenCL devices. Call before bp is used. Returns the number of devices."""
     os.environ.setdefault("TORCH_BACKPLANE_DISCRETE", "1")
     os.environ.setdefault("POCL_DEVICES", " ".join(["pthread"] * DEVICES))
     from torch_backplane.drivers.opencl import OpenCLDriver

@@ -1,4 +1,4 @@
-"""A fixture for tests whose programs use the OpenCL driver."""
+"""A fixture for tests that run programs on the OpenCL driver."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ print(*(_C.device_properties(i).driver for i in range(torch.accelerator.device_c
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skips if no OpenCL device can be used."""
+    """Skips the tests if no OpenCL device is usable."""
     on_opencl.require_platform()
     result = forked.run(LIST, tmp_path_factory.mktemp("site"), TORCH_BACKPLANE_DRIVERS="opencl")
     assert result.returncode == 0, result.stderr
     if not result.stdout.strip():
-        on_opencl.missing(f"there is no device that can be used {result.stderr.strip()}")
+        on_opencl.missing(f"no OpenCL device is usable {result.stderr.strip()}")

@@ -1,7 +1,7 @@
-"""Reads the tables of `torch_backplane/operators`, and computes what they declare by way of OpenCL C, many at a time.
+"""Runs the operator formulas of `torch_backplane/operators` in OpenCL C kernels, many formulas per kernel.
 
-The tables are executed with a `torch_backplane.planning` of our own, which keeps the formulas. Nothing here needs the
-bp device: what is tested is what a formula says, against PyTorch's CPU kernel of that operator.
+The operator modules are executed with a replacement of `torch_backplane.planning` that records the formulas. This
+needs no bp device: it compares each formula with PyTorch's CPU kernel of the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_backplane import _C, planning
 from torch_backplane.kernels import Target
 from torch_backplane.kernels.dtypes import value_dtype
 
-# Whose planners ask more of a call than its outputs, so that they are tried in tests/opencl only.
+# Operators whose planners use more of a call than `Call` provides. Only tests/opencl tests them.
 NEEDS_THE_ENGINE = {
     *("masked_fill.Scalar", "masked_select", "masked_scatter_", "isin.Tensor_Tensor", "isin.Scalar_Tensor"),
     *("_add_relu.Scalar", "aminmax", "_aminmax", "_aminmax.dim", "max.dim", "min.dim", "rrelu_with_noise"),
@@ -41,7 +41,7 @@ class Tables:
 
 
 class Call:
-    """What a planner gets in the place of the engine's call: outputs like those of the CPU kernel."""
+    """Replaces the engine's call object for planners. Its outputs have the properties of the CPU kernel's results."""
 
     device = torch.device("cpu")
     is_in_place = False
@@ -55,14 +55,14 @@ class Call:
         return self.made
 
     def check_each_once(self) -> None:
-        """Nothing is given."""
+        """There are no out= tensors to check."""
 
     def outputs(self, like: Any = None, **_: bool) -> tuple[torch.Tensor, ...]:
         return self.made
 
 
 def read(*files: str) -> Tables:
-    """What the files of these names (without .py) declare."""
+    """Returns the declarations in the operator modules with these names (without .py)."""
     tables = Tables()
     recorder = types.ModuleType("torch_backplane.planning")
 
@@ -96,14 +96,14 @@ def read(*files: str) -> Tables:
         return declare
 
     for name, value in {
-        **vars(planning),  # for planners that are not called here
+        **vars(planning),  # for planners that these tests do not call
         "pointwise": pointwise,
         "operator": operator,
         "part": lambda schema, **_: lambda planner: planner,
         "run_pointwise": run_pointwise,
         "run_reduction": run_reduction,
         "plan_pointwise": plan_pointwise,
-        # Which report errors in device memory: tests/opencl/test_bad_input.py is about those.
+        # These report errors in device memory, which tests/opencl/test_bad_input.py tests.
         "error_words": lambda device: None,
         "expect_values": lambda *expected: None,
         "run_template": lambda *arguments, **options: None,
@@ -140,7 +140,7 @@ def _instead_of_planning(recorder: types.ModuleType) -> Iterator[None]:
 
 
 def plan_pointwise(name: str, formula: Any, call: Call, values: Sequence[Any], **_: Any) -> torch.Tensor:
-    """Of tensors, numbers and plain values, computed in the dtype of the result."""
+    """Computes a formula of tensors, numbers and plain values in the dtype of the result."""
     dtype = value_dtype(call.made[0].dtype)
     inputs = [value for value in values if isinstance(value, torch.Tensor)]
     of_floats = dtype if dtype.is_floating_point else torch.float32
@@ -193,7 +193,7 @@ def run_reduction(
 
 @dataclass
 class Case:
-    """A call of an operator: `arguments` in the order of its schema, without `out`; `expected` from the CPU kernel."""
+    """A call of an operator: `arguments` in schema order, without `out`; `expected` is the CPU kernel's result."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -210,7 +210,7 @@ def overload(name: str) -> Any:
 
 
 def arguments_of(name: str) -> list[Any]:
-    """The arguments of a schema that a formula gets."""
+    """Returns the schema's arguments that a formula receives."""
     return [a for a in overload(name)._schema.arguments if a.name not in ("out", "generator")]
 
 
@@ -223,7 +223,7 @@ def call_cpu(name: str, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 
 
 def compute_dtype(case: Case) -> torch.dtype:
-    """The result's dtype; where that is bool, what the arguments promote to."""
+    """Returns the result's dtype, or the promoted dtype of the arguments if the result is bool."""
     dtype = case.expected[0].dtype
     if dtype == torch.bool:
         schema = arguments_of(case.name)
@@ -240,7 +240,7 @@ def _is_scalar(schema: Any) -> bool:
 
 
 def run(tables: Tables, cases: Sequence[Case]) -> list[tuple[torch.Tensor, ...]]:
-    """Computes all cases, whose tensors have one shape, with one kernel."""
+    """Computes all cases with one kernel. All tensors must have the same shape."""
     inputs: list[torch.Tensor] = []
     scalars: list[tuple[float, torch.dtype]] = []
     wirings: list[list[tuple[str, Any]]] = []

@@ -1,7 +1,7 @@
-"""A call of each planned operator that takes numbers, and the same call with other numbers.
+"""For each planned operator with number arguments: a call, and the same call with other numbers.
 
-Sizes are such that another number changes no layout: tensors that are contiguous stay so, and rows stay as aligned as
-they are.
+Sizes are chosen so that another number changes no layout: contiguous tensors stay contiguous, and the alignment of
+rows does not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 DEVICES = ("bp:0", "bp:1")
 
-# Numbers that say which dimensions, or which of several operators, is meant: no formula computes with them.
+# Numbers that select dimensions or a variant of the operator. No formula computes with them.
 CHOICES = ("dim", "dims", "axis", "reduction", "mask_type", "compute_mode", "input_dtype", "dtype", "layout")
 
 Arguments = tuple[Any, ...]
@@ -23,12 +23,15 @@ Make = Callable[[str], Arguments]
 
 @dataclass(frozen=True)
 class Calls:
-    """Args:
-    make: the arguments on a device, by position in the order of the schema; what is left out has its default.
-    others: other values of single numbers, by name, where most would be refused; None where there is no other one, as
-        other arguments say the same.
-    also: further calls, for numbers that have to change together; their names are in `together`.
-    launches_nothing: it is made of other operators on the host, or of none.
+    """The calls of one operator.
+
+    Args:
+        make: returns the positional arguments for a device, in schema order; the rest have their defaults.
+        others: other values of single numbers, by name, where most values are invalid. None: the number has no other
+            value, because other arguments determine it.
+        also: further calls for numbers that must change together.
+        together: the names of those numbers.
+        launches_nothing: the operator launches no kernel itself: it calls other operators, or none.
     """
 
     make: Make
@@ -56,7 +59,7 @@ def call(names: str, make: Make, *also: Make, together: str = "", **others: Any)
         CALLS[name] = Calls(make, others, also, tuple(together.split()))
 
 
-# --- element by element
+# --- elementwise operators
 
 call("add.Tensor sub.Tensor rsub.Tensor _add_relu.Tensor", lambda d: (F(d, 8, 12), F(d, 8, 12), 2.5))
 call("_add_relu.Scalar", lambda d: (F(d, 8, 12), 1.5, 2.5))
@@ -423,15 +426,16 @@ call(
     lambda d: (F(d, 2, 12, 30), [7, 8], [2, 2], [2, 2], [0, 0], [1, 1]),
     together="output_size kernel_size dilation padding stride",
 )
-# Six channels of each group: few have a form of their own where work items run in lockstep.
+# Six channels per group: convolutions with fewer channels have a separate kernel on devices with lockstep work items.
 call(
     "convolution_overrideable",
     lambda d: (_image(d, 2, 12), F(d, 6, 3, 3, 3), F(d, 6), [2, 2], [1, 1], [1, 1], False, [0, 0], 1),
     lambda d: (F(d, 2, 6, 12, 13), F(d, 12, 3, 4, 2), F(d, 12), [1, 2], [0, 1], [2, 1], False, [0, 0], 2),
     together="groups output_padding",
 )
-# Gradients of one size with both strides: the sum for the bias has one form for few elements, and another for many. And
-# windows are more than one place apart in both: in lockstep, the gradient of the image has another form.
+# Both calls have gradients of the same height and width, because the bias gradient has different kernels for few and
+# for many elements. Both have a stride above 1, because the gradient of the image has a separate kernel for stride 1 on
+# devices with lockstep work items.
 call(
     "convolution_backward_overrideable",
     lambda d: (
@@ -446,7 +450,7 @@ call(
 )
 
 
-# --- Fourier transforms: their text is for the length
+# --- Fourier transforms: their kernel text depends on the length
 
 call("_fft_c2c", lambda d: (F(d, 8, 12, dtype=torch.complex64), [1], 0, True), normalization=1)
 call("_fft_r2c", lambda d: (F(d, 8, 12), [1], 0, True), normalization=1)

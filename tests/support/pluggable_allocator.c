@@ -1,4 +1,4 @@
-/* Memory for test_pluggable_allocators.py, counted. */
+/* A counting allocator for test_pluggable_allocators.py. */
 #include <stdlib.h>
 #include <sys/types.h>
 

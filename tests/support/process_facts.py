@@ -1,9 +1,9 @@
-"""A program that trains on the CPU and on a fake device, and prints facts of its process and of PyTorch as JSON.
+"""Trains on the CPU and on a fake device, and prints facts about the process and PyTorch as JSON.
 
     python tests/support/process_facts.py FAKE_DEVICE bp         # trains on bp first
     python tests/support/process_facts.py FAKE_DEVICE MODULE...  # imports these modules first
 
-FAKE_DEVICE is the library made of fake_device.cpp. test_process_unchanged.py compares what the two print.
+FAKE_DEVICE is the library built from fake_device.cpp. test_process_unchanged.py compares the output of the two forms.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MallInfo(ctypes.Structure):
 
 
 def train(device: str) -> None:
-    """A step with convolutions, a recurrent layer, a product, AMP's scaler and a fused optimizer."""
+    """Trains for two steps with a convolution, a recurrent layer, a linear layer, AMP's scaler and an optimizer."""
     model = torch.nn.ModuleList([torch.nn.Conv2d(3, 8, 3), torch.nn.LSTM(36, 16), torch.nn.Linear(16, 4)]).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler(torch.device(device).type)
@@ -65,21 +65,21 @@ def train(device: str) -> None:
 
 
 def of_threads(function: Callable[[int], Any]) -> dict[int, Any]:
-    """What `function` says of each thread, by its number."""
+    """Returns `function(thread_id)` for each thread of the process, by thread id."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             found[int(task.name)] = function(int(task.name))
     return found
 
 
 def busy_seconds() -> dict[int, float]:
-    """Time on a processor, of each thread."""
+    """Returns the CPU time of each thread."""
     return of_threads(lambda task: int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0]) / 1e9)
 
 
 def computing_threads(work: Callable[[], object]) -> int:
-    """How many threads compute while this one calls `work()` for 0.2 seconds of its own processor time."""
+    """Returns the number of threads that compute while this one calls `work()` for 0.2 seconds of its CPU time."""
     before, end = busy_seconds(), time.thread_time() + 0.2
     while time.thread_time() < end:
         work()
@@ -108,13 +108,15 @@ def in_new_thread(function: Callable[[], Any]) -> Any:
 
 
 def affinity() -> list[list[int]]:
-    """The different sets of processors that the process's threads may run on."""
+    """Returns the distinct CPU affinity sets of the process's threads."""
     return sorted(map(list, {tuple(sorted(found)) for found in of_threads(os.sched_getaffinity).values()}))
 
 
 def malloc() -> dict[str, Any]:
-    """What glibc does by default, in this order: it maps large blocks; once such a block was freed, it takes ones of
-    that size from the heap; it returns the heap's end to the system when twice as much is free there.
+    """Returns how glibc allocates.
+
+    By default, glibc maps large blocks; once such a block was freed, it allocates blocks of up to that size from the
+    heap. It returns the end of the heap to the system when twice that size is free there.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
@@ -142,7 +144,7 @@ def malloc() -> dict[str, Any]:
 
 
 def passes() -> dict[str, Any]:
-    """Where backward passes run, and what PyTorch says of them meanwhile."""
+    """Returns the thread and device of backward passes, and the state of PyTorch's autograd engine."""
     own, found = threading.get_ident(), {}
 
     def run(name: str, x: torch.Tensor) -> None:
@@ -165,7 +167,7 @@ def passes() -> dict[str, Any]:
 
 
 def dispatch() -> dict[str, Any]:
-    """Every kernel that is registered, by operator and key; fallbacks; the keys of this thread."""
+    """Returns every registered kernel by operator and key, the backend fallbacks, and this thread's dispatch keys."""
     kernels = {}
     for name in torch._C._dispatch_get_all_op_names():
         for line in torch._C._dispatch_dump(name).splitlines():
@@ -183,7 +185,7 @@ def has_fallback(key: str) -> bool:
     try:
         return bool(torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, key)))
     except RuntimeError:
-        return False  # a key that cannot have one
+        return False  # a key that cannot have a fallback
 
 
 def process() -> dict[str, Any]:
@@ -205,7 +207,7 @@ def process() -> dict[str, Any]:
 
 
 def results() -> dict[str, Any]:
-    """Numbers that the CPU computes."""
+    """Returns results that the CPU computes, and PyTorch's default settings."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
     model(torch.rand(4, 8)).sum().backward()

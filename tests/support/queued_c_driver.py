@@ -1,10 +1,14 @@
-"""A driver for tests: an accelerator with a launcher in C whose queues are threads of C, each of which does its work in
-order. Kernels are those of examples/drivers/plain_c.
+"""A driver for tests: an accelerator with a native launcher in C. Each queue is a C thread that runs its work in order.
+Kernels are those of examples/drivers/plain_c.
 
-`library` has `called`, how often each function of NAMES was, `answers`, what it is to answer, and `with_gil`, how many
-of the calls were made by a thread that had the GIL. QUEUED_C_HANDS_OVER names what else than the four functions that
-every launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets. QUEUED_C_DEVICES is the
-number of devices; QUEUED_C_HOST_ACCESSIBLE=1 gives them memory that the host sees.
+`library()` exports `called` (number of calls of each function of NAMES), `answers` (status that each function returns;
+0: it does its work) and `with_gil` (number of calls made by a thread that held the GIL).
+
+Environment variables:
+- QUEUED_C_HANDS_OVER: groups of functions (COPIES, EVENTS, …) that the launcher has besides the four required ones
+- QUEUED_C_WITHOUT: a function that is missing from the launcher
+- QUEUED_C_DEVICES: the number of devices
+- QUEUED_C_HOST_ACCESSIBLE=1: device memory is accessible to the host
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ typedef struct {
   pthread_cond_t changed;
   uint64_t recorded, reached;
   double time;
-  char name[64]; /* of one that processes share */
+  char name[64]; /* of a shared event */
 } event_t;
 
 enum {
@@ -227,7 +231,7 @@ int create_event(int timing, event_t** event) {
   pthread_cond_init(&(*event)->changed, 0);
   return 0;
 }
-int destroy_event(event_t* event) { ENTER(DESTROY); return 0; } // commands may still have it
+int destroy_event(event_t* event) { ENTER(DESTROY); return 0; } // pending commands may use it, so it is not freed
 int record_event(event_t* event, queue_t* queue) {
   ENTER(RECORD);
   pthread_mutex_lock(&event->lock);
@@ -277,7 +281,7 @@ int wait_peer_event(event_t* event, queue_t* queue) {
   return 0;
 }
 
-/* Memory and events that other processes open by their name. */
+/* Memory and events that other processes open by name. */
 #define MOST_SHARED 1024
 static struct { char name[64]; char* start; uint64_t bytes; } shared[MOST_SHARED];
 static int made_shared;
@@ -321,7 +325,7 @@ int import_memory(const char* handle, uint64_t bytes, char** memory) {
   *memory = open_shared(handle, bytes, 0);
   return *memory ? 0 : -1;
 }
-int close_memory(char* memory) { ENTER(CLOSE_MEMORY); return 0; } /* it stays mapped: only the count matters here */
+int close_memory(char* memory) { ENTER(CLOSE_MEMORY); return 0; } /* stays mapped: tests only count the calls */
 int create_shared_event(event_t** event) {
   ENTER(CREATE_SHARED);
   *event = (event_t*)allocate_shared(sizeof **event);
@@ -360,9 +364,9 @@ typedef struct {
   void* argument;
 } graph_command_t;
 typedef struct { work_t* work; union { launch_t launch; copy_t copy; host_callback_t call; } data; } node_t;
-typedef struct { uint64_t users, count; node_t nodes[]; } nodes_t; /* as one launch has them */
+typedef struct { uint64_t users, count; node_t nodes[]; } nodes_t; /* shared by a graph and its pending launches */
 typedef struct { nodes_t* nodes; } graph_t;
-uint64_t edges; /* of all graphs */
+uint64_t edges; /* total of all graphs */
 int refuses_updates;
 static void leave(nodes_t* nodes) { if (__sync_sub_and_fetch(&nodes->users, 1) == 0) free(nodes); }
 static nodes_t* make_nodes(const graph_command_t* given, uint64_t count) {
@@ -427,7 +431,7 @@ int graph_destroy(graph_t* graph) {
 static void do_sleep(void* data) { usleep(*(uint64_t*)data); }
 void keep_busy(queue_t* queue, uint64_t microseconds) { enqueue(queue, do_sleep, &microseconds, sizeof microseconds); }
 
-/* What a vendor's library would be: y = a x + y, for `count` elements, with scratch memory of as many. */
+/* A function of a vendor's library: y = a x + y for `count` elements, with a workspace of `count` elements. */
 typedef struct { float *y, *scratch; const float* x; float a; uint64_t count; } axpy_t;
 static void do_axpy(void* data) {
   const axpy_t* given = data;
@@ -451,7 +455,7 @@ int axpy(queue_t* queue, const argument_t* given, uint64_t count) {
 """
 
 _library: list[ctypes.CDLL] = []
-gate = threading.Event()  # which kernels are built behind
+gate = threading.Event()  # compilation waits for it
 gate.set()
 
 
@@ -469,7 +473,7 @@ def called(name: str) -> int:
 
 
 def answer(name: str, status: int) -> None:
-    """What the function answers from now on; with 0 it does its work."""
+    """Sets the status that the function returns from now on; with 0 it does its work."""
     (ctypes.c_int * len(NAMES)).in_dll(library(), "answers")[NAMES.index(name)] = status
 
 
@@ -477,7 +481,7 @@ def with_gil() -> int:
     return int(ctypes.c_uint64.in_dll(library(), "with_gil").value)
 
 
-priorities: list[int] = []  # of the streams that were made
+priorities: list[int] = []  # of the created streams
 
 
 class Stream:
@@ -487,7 +491,7 @@ class Stream:
 
 
 class Event:
-    """Of those of Python's methods."""
+    """An event that the driver's Python methods create."""
 
     def __init__(self) -> None:
         self.native = ctypes.c_void_p()

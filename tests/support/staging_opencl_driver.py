@@ -1,4 +1,4 @@
-"""A driver for tests: the first OpenCL device as one whose transfers go through pinned memory, in small pieces."""
+"""A driver for tests: the first OpenCL device, with transfers through pinned staging memory in pieces of 100 kB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Running the calls that templates return: OpenCL C on a CPU, in both forms of the text, and CUDA C++ compiled."""
+"""Runs the launches that kernel templates return: OpenCL C on a CPU, either dialect in the kernel interpreter. Also
+compiles their CUDA C++ text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
 
 
 def run(launch: Launch | list[Launch]) -> None:
-    """Makes launches on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+    """Runs launches on CPU tensors: copies them to buffers at an offset of 64 bytes, and copies the outputs back."""
     if isinstance(launch, list):
         for one in launch:
             run(one)
@@ -67,8 +69,8 @@ def run(launch: Launch | list[Launch]) -> None:
 
 
 def interpret(launch: Launch | list[Launch]) -> None:
-    """Makes launches on CPU tensors in the kernel interpreter. CUDA C++ has the audit's observer, OpenCL C the
-    sanitizer's, which must find nothing. Skips the test where there is no compiler for the language.
+    """Runs launches on CPU tensors in the kernel interpreter: CUDA C++ with the audit's observer, OpenCL C with the
+    sanitizer's. Fails if an observer reports an error. Skips the test if there is no compiler for the language.
     """
     if isinstance(launch, list):
         for one in launch:
@@ -133,9 +135,7 @@ def run_reduction(
     compute: torch.dtype | None = None,
     form: Form | None = None,
 ) -> Form:
-    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, as a device with this target does; returns
-    the form, which is chosen where none is given.
-    """
+    """Reduces `inputs` over `dims` into `outputs` with kernels for `target`. Returns the form, chosen if None."""
     where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
     form = form or choose_form(target, definition, where, len(outputs))
     run(reduction(OpenCLC(target), "tested", definition, outputs, inputs, where, Options(scalars, compute, form)))
@@ -148,7 +148,7 @@ def _compiled(text: str) -> None:
 
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
-    """Compiles the CUDA C++ text of a template."""
+    """Compiles a template's CUDA C++ text."""
     made = template(CudaCpp(), *args, **kwargs)
     for launch in [made] if isinstance(made, Launch) else made:
         _compiled(launch.kernel.text)

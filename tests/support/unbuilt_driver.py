@@ -1,7 +1,8 @@
-"""A driver for tests: devices whose kernels are neither built nor run, so that calls cost little. What they are told to
-run is text that planners wrote; a kernel that is more than the device's target has is an error.
+"""A driver for tests: devices that neither build nor run kernels, so calls are cheap. Compilation and launch raise an
+error for kernels that exceed the limits of the device's target.
 
-A GPU and a processor; UNBUILT_TARGETS=small has devices instead that can do little, =shipped those whose targets ship.
+The devices are a GPU and a CPU. With UNBUILT_TARGETS=small they have small limits instead; with UNBUILT_TARGETS=shipped
+they have the targets that Backplane ships.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class UnbuiltDevice(Device):
 
 
 def local_bytes(text: str) -> int:
-    """Of the arrays that OpenCL C declares as local."""
+    """Returns the size of the local arrays that an OpenCL C text declares."""
     types = {alias: kind for kind, alias in re.findall(r"^typedef (\w+) (\w+);$", text, re.MULTILINE)}
     constants = {name: int(number) for name, number in re.findall(r"^#define (\w+) (\d+)$", text, re.MULTILINE)}
     declared = re.findall(r"\b(?:local|LOCAL) (\w+) ([^;\n]+);", text)

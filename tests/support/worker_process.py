@@ -1,4 +1,4 @@
-"""Processes with devices of their own, in which the tests of a folder run: devices are found once per process."""
+"""Worker processes with their own devices, which run the tests of a folder: a process discovers devices only once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 
 class Worker:
-    """The process; a new one after a crash.
+    """A worker process. After a crash, the next call starts a new process.
 
     Args:
-        settings: its environment variables, beside those of this process.
-        path: where it looks for packages first.
+        settings: environment variables, added to those of this process.
+        path: folders to prepend to sys.path.
     """
 
     def __init__(self, settings: Mapping[str, str], path: Sequence[Path] = ()) -> None:
@@ -31,13 +31,13 @@ class Worker:
         self.pool: ProcessPoolExecutor | None = None
 
     def call(self, module: str, function: str, arguments: dict[str, Any], seed: int) -> None:
-        """Runs a test there, with PyTorch seeded."""
+        """Seeds PyTorch and runs a test in the worker."""
         skipped = self._result(_call, module, function, arguments, seed)
         if skipped is not None:
             pytest.skip(skipped)
 
     def ask(self, module: str, function: str, *arguments: Any) -> Any:
-        """What a function gives there."""
+        """Returns the result of a function call in the worker."""
         return self._result(_ask, module, function, arguments)
 
     def _result(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -48,7 +48,7 @@ class Worker:
             return self.pool.submit(function, *arguments).result()
         except BrokenProcessPool:
             self.pool = None
-            pytest.fail("the process crashed: the CPU touched memory that it cannot reach", pytrace=False)
+            pytest.fail("the worker crashed; the CPU probably accessed memory that it cannot reach", pytrace=False)
 
 
 def _start(settings: dict[str, str], path: list[str]) -> None:
@@ -57,12 +57,12 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
     import torch_backplane
 
     torch_backplane._C.set_fallback_policy(torch_backplane._C.FallbackPolicy.silent)
-    gc.freeze()  # PyTorch's own objects: collections go through the tests' alone
+    gc.freeze()  # collections skip the objects that exist now, mostly PyTorch's
 
 
 def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> str | None:
-    """Runs a test; returns why it skipped, if it did. Errors that devices have yet to report are this test's own, not
-    of the one that happens to be next in this process.
+    """Runs a test and returns its skip reason, if it skipped. Synchronizes the devices afterwards, so that asynchronous
+    errors are reported for this test and not for the next one.
     """
     import torch
 
@@ -74,12 +74,12 @@ def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> s
         _report_late_errors()
     except pytest.skip.Exception as reason:
         return str(reason)
-    except pytest.fail.Exception as failure:  # such as pytest.raises: it cannot be sent to the other process
+    except pytest.fail.Exception as failure:  # for example by pytest.raises; it cannot be pickled
         raise AssertionError(str(failure)) from None
     finally:
         with contextlib.suppress(Exception):
             _report_late_errors()
-        plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed
+        plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # in case the test changed it
     return None
 
 

@@ -1,4 +1,4 @@
-"""The audit: its model says of known kernels what textbooks say, operators keep within their bounds, bad input."""
+"""Tests the audit: its figures for kernels with known costs, its bounds for operators, and errors of invalid input."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def floats(made: Segment, count: int, on: AuditDevice) -> list[float]:
 def launched(
     body: str, values: Sequence[float], results: int, items: int, group: int, width: int = 0, on: str = "nvidia-ada"
 ) -> tuple[Launch, list[float]]:
-    """A kernel of `const float* in, float* out, const int n, const int width`."""
+    """Runs a kernel with parameters `const float* in, float* out, const int n, const int width`.
+
+    Returns its figures and the contents of `out`.
+    """
     where = device(on)
     dialect = CudaCpp(where.modelled.target)
     words = "".join(f"#define {name} {meaning}\n" for name, meaning in dialect.words.items())
@@ -102,7 +105,7 @@ MATRIX = [float(i % 1009) for i in range(SIDE * SIDE)]
 TRANSPOSED = [MATRIX[x * SIDE + y] for y in range(SIDE) for x in range(SIDE)]
 
 
-def test_a_copy_moves_what_it_must() -> None:
+def test_copy_has_minimal_traffic() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i];", MATRIX, len(MATRIX), len(MATRIX), 64)
     assert result == MATRIX
     assert (one.groups, one.group, one.sampled, one.chain) == (1024, 64, 16, 2)
@@ -112,7 +115,7 @@ def test_a_copy_moves_what_it_must() -> None:
     assert (one.local_bytes, one.barriers, one.local_accesses) == (0, 0, 0)
 
 
-def test_a_copy_by_lanes_is_one_access_of_16_bytes() -> None:
+def test_vectorized_copy_uses_16_byte_accesses() -> None:
     dialect = CudaCpp(NVIDIA.target)
     load = dialect.load_lanes("lanes", torch.float32, "in", "i", 4)
     store = dialect.store_lanes("lanes", torch.float32, "out", "i", 4)
@@ -123,24 +126,24 @@ def test_a_copy_by_lanes_is_one_access_of_16_bytes() -> None:
     assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
 
 
-def test_a_strided_read_moves_a_sector_for_each_element() -> None:
+def test_strided_read_moves_one_sector_per_element() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i * 8];", MATRIX, len(MATRIX) // 8, len(MATRIX) // 8, 64)
     assert result == MATRIX[::8]
-    # Of 32 reads 32 sectors, and 4 of 32 writes, where 4 and 4 would do.
+    # A warp's reads touch 32 sectors and its writes 4. At least 4 and 4 are needed.
     assert one.sectors / one.least_sectors == pytest.approx(36 / 8)
     assert moved(one, NVIDIA) == pytest.approx(32 * len(result) + 4 * len(result))
 
 
-def test_a_transposed_copy_moves_eight_times_one_side() -> None:
+def test_transposed_copy_reads_eight_times_the_bytes() -> None:
     body = f"{INDEX} out[i] = in[i % width * width + i / width];"
     one, result = launched(body, MATRIX, len(MATRIX), len(MATRIX), 64, SIDE)
     assert result == TRANSPOSED
     assert one.sectors / one.least_sectors == pytest.approx((8 + 1) / 2)
-    large = read_target("arm-mali-g610")  # whose cache is no larger than a few of these matrices
+    large = read_target("arm-mali-g610")  # its cache holds only a few of these matrices
     read, written = sorted(each.bytes for each in one.operands)[::-1]
     assert read == pytest.approx(8 * 4 * len(MATRIX))
     assert written == pytest.approx(4 * len(MATRIX))
-    assert moved(one, large) == pytest.approx(8 * len(MATRIX))  # 256 KiB stay in half of its 512
+    assert moved(one, large) == pytest.approx(8 * len(MATRIX))  # the matrix (256 KiB) fits in half of its cache
 
 
 def tiled(padding: int) -> str:
@@ -152,17 +155,17 @@ def tiled(padding: int) -> str:
 
 
 @pytest.mark.parametrize(("padding", "turns"), [(0, (1 + 32) / 2), (1, 1)])
-def test_a_transposed_copy_by_tiles_moves_what_it_must(padding: int, turns: float) -> None:
+def test_tiled_transposed_copy_has_minimal_traffic(padding: int, turns: float) -> None:
     one, result = launched(tiled(padding), MATRIX, len(MATRIX), SIDE * SIDE // 4, 256, SIDE)
     assert result == TRANSPOSED
     assert one.sectors == one.least_sectors
     assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
-    assert one.local_turns / one.least_local_turns == pytest.approx(turns)  # 32 rows in one bank, without the padding
+    assert one.local_turns / one.least_local_turns == pytest.approx(turns)  # without padding, 32 rows share a bank
     assert (one.barriers, one.divergent, one.local_bytes) == (1, 0, 4 * 32 * (32 + padding))
-    assert one.chain == 16  # 4 elements, read and written in memory and in the tile
+    assert one.chain == 16  # 4 elements, each read and written in device memory and in the tile
 
 
-def test_a_serial_sum_has_a_chain_of_all_elements() -> None:
+def test_chain_of_a_serial_sum() -> None:
     one, result = launched(f"float sum = 0; {INDEX} if (i == 0) {{ for (int k = 0; k < n; ++k) sum += in[k];"
                            " out[0] = sum; }", [1.0] * 4096, 1, 64, 64)  # fmt: skip
     assert result == [4096]
@@ -182,12 +185,12 @@ TREE = """LOCAL float part[256];
   if (ITEM == 0) out[GROUP] = part[0];"""
 
 
-def test_a_tree_has_a_chain_of_its_height() -> None:
+def test_chain_of_a_tree_reduction() -> None:
     one, result = launched(TREE, [1.0] * 4096, 16, 4096, 256)
     assert result == [256.0] * 16
     assert one.barriers == 9
     assert one.chain_global == 2
-    assert one.chain == 2 + 3 * 8 + 2  # two reads and a write for each of 8 halves; put there, and taken
+    assert one.chain == 2 + 3 * 8 + 2  # two reads and a write in each of 8 steps; and one write and one read
     assert one.local_turns == one.least_local_turns
 
 
@@ -196,7 +199,7 @@ SHUFFLED = """LOCAL float part[8];
   for (int half_size = 16; half_size > 0; half_size >>= 1) sum += subgroup_shuffle_down(sum, half_size);
   if (ITEM % 32 == 0) part[ITEM / 32] = sum;
   BARRIER;
-  if (ITEM < 32) {  // one subgroup, while the others wait
+  if (ITEM < 32) {  // only one subgroup
     sum = ITEM < 8 ? part[ITEM] : 0;
     for (int half_size = 4; half_size > 0; half_size >>= 1) sum += subgroup_shuffle_down(sum, half_size);
   }
@@ -204,18 +207,18 @@ SHUFFLED = """LOCAL float part[8];
   if (ITEM == 0) out[GROUP] = sum;"""
 
 
-def test_a_tree_of_shuffles_has_fewer_barriers_and_accesses() -> None:
+def test_shuffle_reduction_has_fewer_barriers_and_accesses() -> None:
     values = [float(i % 97) for i in range(4096)]
     sums = [sum(values[begin : begin + 256]) for begin in range(0, 4096, 256)]
     tree, by_tree = launched(TREE, values, 16, 4096, 256)
     one, result = launched(SHUFFLED, values, 16, 4096, 256)
     assert (result, by_tree) == (sums, sums)
     assert (one.barriers, one.divergent) == (2, 0)
-    assert one.chain == 2 + 2  # there and back, and in local memory put and taken
+    assert one.chain == 2 + 2  # a read and a write in device memory, and in local memory
     assert one.local_accesses == 16 * 2 * 8 < tree.local_accesses
 
 
-def test_a_shuffle_that_some_of_a_subgroup_do_not_get_to_is_told() -> None:
+def test_divergent_shuffle_is_counted() -> None:
     body = "float x = in[ITEM]; if (ITEM < 40) x = subgroup_shuffle_down(x, 1); BARRIER; out[ITEM] = x;"
     one, _ = launched(body, MATRIX, 64, 64, 64)
     assert one.divergent == 1
@@ -224,7 +227,7 @@ def test_a_shuffle_that_some_of_a_subgroup_do_not_get_to_is_told() -> None:
     assert result == [*MATRIX[1:32], MATRIX[31], *MATRIX[32:64]]
 
 
-def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full() -> None:
+def test_passes_over_long_rows_are_counted_completely() -> None:
     body = """float most = 0;
   for (int k = ITEM; k < n; k += 64) most = max(most, in[k]);
   LOCAL float part[64];
@@ -240,18 +243,18 @@ def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full()
     assert [each.extent for each in one.operands] == [4 * len(row)] * 2
 
 
-def test_a_barrier_that_some_items_do_not_get_to_is_counted() -> None:
+def test_divergent_barrier_is_counted() -> None:
     one, _ = launched(f"{INDEX} out[i] = 0; if (ITEM < 8) BARRIER;", [0.0] * 64, 64, 64, 64)
     assert one.divergent == 1
 
 
-def test_items_that_share_what_they_read_move_it_once() -> None:
+def test_shared_reads_are_moved_once() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i % width];", MATRIX[:64], 1 << 16, 1 << 16, 64, 64)
     assert result[:64] == MATRIX[:64]
     assert moved(one, NVIDIA) == pytest.approx(4 * (1 << 16) + 4 * 64)
 
 
-def test_a_swap_is_an_access_and_swaps() -> None:
+def test_atomic_swap_is_counted_and_executed() -> None:
     body = f"{INDEX} out[i] = atomic_swap(in, 0u, 0u) == 0u;"
     one, result = launched(body, [0.0] * 64, 64, 64, 64)
     assert result == [1.0] * 64
@@ -259,7 +262,7 @@ def test_a_swap_is_an_access_and_swaps() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_warps_are_those_of_the_target(name: str) -> None:
+def test_warp_size_comes_from_the_target(name: str) -> None:
     warp = read_target(name).target.subgroup_size
     one, _ = launched(f"{INDEX} out[i] = in[i];", MATRIX[:1024], 1024, 1024, 64, on=name)
     assert one.requests == 2 * 1024 / warp
@@ -267,7 +270,7 @@ def test_warps_are_those_of_the_target(name: str) -> None:
 
 # --- operators ---------------------------------------------------------------------------------------------------
 
-# Of each family something, of which nothing is beyond its bounds.
+# Cases of each family, all within their bounds.
 SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
@@ -286,7 +289,7 @@ def audit(*options: str) -> Result:
     return CliRunner().invoke(app, ["audit", *options])
 
 
-def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
+def test_operators_are_within_their_bounds(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))
     assert done.exit_code == 0, done.stdout + done.stderr
@@ -301,12 +304,12 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
     assert of_add["figures"]["least_bytes"] == 3 << 20
     assert of_add["figures"]["traffic"] == pytest.approx(1)
     of_step = next(one for one in said["results"] if one["case"].startswith("step of"))
-    assert of_step["figures"]["least_bytes"] == (12 << 18) + 2 * 3 * 4096  # its two results are written and not read
+    assert of_step["figures"]["least_bytes"] == (12 << 18) + 2 * 3 * 4096  # both results are written but not read
     page = (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert "| softmax of rows | 1 |" in page
 
 
-def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
+def test_exceeded_bounds_are_reported_and_fail() -> None:
     done = audit("--match", "^every second element$", "--bytes", "4MiB", "--target", "arm-mali-g610")
     finding = next(line for line in done.stdout.splitlines() if "traffic 1.50, bound 1.25" in line)
     assert done.exit_code == (0 if finding.startswith("known: ") else 1)
@@ -327,7 +330,7 @@ def result_of(**figures: float) -> dict[str, Any]:
         ("barriers", {"divergent": 1}),
     ],
 )
-def test_each_bound_is_held(measure: str, figures: dict[str, float]) -> None:
+def test_each_bound_is_checked(measure: str, figures: dict[str, float]) -> None:
     assert beyond(result_of(chain=4 * 4096, traffic=1.25)) == []
     (finding,) = beyond(result_of(**figures))
     assert finding.measure == measure
@@ -336,19 +339,19 @@ def test_each_bound_is_held(measure: str, figures: dict[str, float]) -> None:
     assert said["unknown"][0].startswith(f"x (t): {measure} ")
 
 
-def test_what_is_known_names_cases_and_measures() -> None:
+def test_known_findings_name_existing_cases_and_measures() -> None:
     for one in KNOWN:
         assert one.measure in ("fill", "chain", "traffic", "barriers", "fallbacks")
         assert any(re.fullmatch(one.match, title) for title in cases()), one.match
         assert one.reason
 
 
-def test_cases_are_of_families_and_have_an_operator_of_each_formula() -> None:
+def test_cases_cover_all_families() -> None:
     assert {one.family for one in cases().values()} == set(FAMILIES)
     assert len(cases()) > 400
 
 
-def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(
+def test_crashing_case_is_reported_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "sitecustomize.py"
@@ -370,7 +373,7 @@ def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(
 # --- bad input ---------------------------------------------------------------------------------------------------
 
 
-def test_list_names_cases_without_running_any() -> None:
+def test_list_prints_cases_without_running_them() -> None:
     done = audit("--list", "--match", "^soft")
     assert done.exit_code == 0
     assert "rows: softmax of rows\n" in done.stdout
@@ -398,7 +401,7 @@ def absurd(folder: Path, change: Any) -> str:
         (["--markdown", "/no/such/folder/audit.md"], "cannot write /no/such/folder/audit.md"),
     ],
 )
-def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
+def test_invalid_options_are_rejected(options: list[str], message: str) -> None:
     done = audit(*options)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
@@ -414,7 +417,7 @@ def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
         (lambda said: said["figures"].update(simt=False), "is no GPU"),
     ],
 )
-def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_targets_are_rejected(change: Any, message: str, tmp_path: Path) -> None:
     done = audit("--target", absurd(tmp_path, change))
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
@@ -427,7 +430,7 @@ def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path:
         ("false", "kernels need a compiler with -fsanitize=thread"),
     ],
 )
-def test_without_a_compiler_it_says_so(named: str, message: str) -> None:
+def test_missing_compiler_is_reported(named: str, message: str) -> None:
     command = [sys.executable, "-m", "torch_backplane", "audit", "--match", "^add$"]
     done = subprocess.run(command, env=os.environ | {"CXX": named}, capture_output=True, text=True, check=False)
     assert done.returncode == 2

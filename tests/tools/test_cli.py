@@ -1,4 +1,4 @@
-"""The command line: what it prints, the JSON that it writes, its exit codes, and its answers to wrong options."""
+"""Tests the command-line interface: output, JSON files, exit codes, and errors of invalid options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATABASE = "conformance_faulty_ops:FATAL"
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables as wide as they like, no colours; and workers that find the faulty operators."""
+    """Prevents wrapped tables and colours, and makes the faulty operators importable in worker processes."""
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("NO_COLOR", "1")
     here = str(paths.SUPPORT)
@@ -42,7 +42,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_module_runs_before_torch_was_imported() -> None:
-    """`python -m torch_backplane` imports this package first and torch from it; the autoload entry must bear that."""
+    """`python -m torch_backplane` imports this package before torch, which then loads its autoload entry point."""
     done = subprocess.run(
         [sys.executable, "-m", "torch_backplane", "--help"], capture_output=True, text=True, timeout=120, check=False
     )
@@ -51,7 +51,7 @@ def test_module_runs_before_torch_was_imported() -> None:
 
 
 # --- devices -----------------------------------------------------------------------------------------------------
-def test_devices_lists_all_of_them() -> None:
+def test_devices_lists_all_devices() -> None:
     result = backplane("devices")
     assert result.exit_code == 0
     for index in range(torch.bp.device_count()):
@@ -90,7 +90,7 @@ def test_skipped_driver_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "OSError: libOpenCL.so.1 [not found]" in backplane(command).stdout
 
 
-def test_wrong_environment_is_an_error_that_names_it() -> None:
+def test_invalid_environment_variable_is_an_error() -> None:
     environment = {**os.environ, "TORCH_BACKPLANE_DRIVERS": "nonsense"}
     command = [sys.executable, "-m", "torch_backplane"]
     for name in ("devices", "ops"):
@@ -111,9 +111,9 @@ def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 # --- info --------------------------------------------------------------------------------------------------------
-def test_info_has_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_contains_facts_for_bug_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # its older name, which counts where the other is not set
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # the older name, used if the other one is not set
     monkeypatch.setenv("TORCH_BACKPLANE_SOMETHING", "else")
     result = backplane("info")
     assert result.exit_code == 0
@@ -156,7 +156,7 @@ def test_ops_missing_lists_required_operators_that_fall_back() -> None:
 
 
 @pytest.mark.parametrize("match", ["(", "no_such_operator"])
-def test_ops_refuses_a_wrong_match(match: str) -> None:
+def test_ops_rejects_an_invalid_match(match: str) -> None:
     result = backplane("ops", "--match", match)
     assert result.exit_code == 2
     assert match in result.stderr
@@ -175,7 +175,7 @@ def test_conformance_passes_and_writes_json(tmp_path: Path) -> None:
     assert data["fallbacks"]
 
 
-def test_conformance_shows_failures_by_cause_and_fails() -> None:
+def test_conformance_groups_failures_by_cause_and_fails() -> None:
     result = backplane("conformance", "--database", DATABASE, "--match", "wrong_values", "--jobs", "1", "--grad")
     assert result.exit_code == 1
     assert "Failures by cause" in result.stdout
@@ -195,10 +195,10 @@ def test_numbers_lists_without_running() -> None:
     assert result.exit_code == 0
     listed = result.stdout.split()
     assert {"mul.Scalar", "mul_.Scalar"} <= set(listed)
-    assert "mul.Tensor" not in listed  # takes no number
+    assert "mul.Tensor" not in listed  # has no number argument
 
 
-def test_numbers_in_the_dtypes_that_are_named() -> None:
+def test_numbers_uses_the_given_dtypes() -> None:
     def run(*arguments: str) -> tuple[str, str]:
         command = ["conformance", "--numbers", "--device", "cpu", "--match", r"^mul\.Scalar$", *arguments]
         done = subprocess.run(
@@ -235,7 +235,7 @@ def test_numbers_in_the_dtypes_that_are_named() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
-def test_conformance_refuses_wrong_options(arguments: list[str], expected: str) -> None:
+def test_conformance_rejects_invalid_options(arguments: list[str], expected: str) -> None:
     result = backplane("conformance", "--device", "cpu", "--jobs", "1", "--database", DATABASE, *arguments)
     assert result.exit_code == 2
     assert expected in result.stderr

@@ -1,4 +1,4 @@
-"""The conformance engine's judgement, in this process: every kind of fault is found, and nothing else."""
+"""Tests the comparisons of the conformance engine in this process: every kind of fault is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def test_fault_is_found_on_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_same_operator_passes_where_it_is_right(name: str) -> None:
+def test_faulty_operator_passes_on_the_cpu(name: str) -> None:
     result = check(FAULTS[name][0], CPU)
     assert result.status == "passed", result.findings
     assert result.compared > 0
     assert not result.findings
 
 
-def test_a_device_with_the_kernels_of_the_cpu_may_write_its_rubbish() -> None:
+def test_device_may_share_a_wrong_out_result_of_the_cpu() -> None:
     result = check(info("same_rubbish_out", rubbish_out, supports_out=True), BP)
     assert result.status == "passed"
     assert not result.findings
 
 
 @pytest.mark.parametrize("times", [1.0, 1 + 1.2e-6])
-def test_a_chain_is_right_only_if_each_step_is(times: float) -> None:
-    """A step whose error is within the tolerance of results, and more than rounding, is not carried."""
+def test_chain_is_accepted_only_if_each_step_is_accurate(times: float) -> None:
+    """The error of a step is not accepted if it exceeds rounding, even within the tolerance of results."""
     x = torch.rand(64, generator=torch.Generator().manual_seed(0)) + 0.5
     library = torch.library.Library("conformance_steps", "FRAGMENT")
     name = f"double_{times != 1}"
@@ -87,7 +87,7 @@ def test_error_inputs_must_raise() -> None:
     assert ("no error", "error input") in [(finding.kind, finding.variant) for finding in findings]
 
 
-def test_finding_names_the_sample_and_counts_the_others() -> None:
+def test_finding_names_one_sample_and_counts_all() -> None:
     (finding,) = (f for f in check(FAULTS["wrong_values"][0], BP).findings if f.variant == "forward")
     assert finding.sample == "#0: float32[3, 4]"
     assert finding.count == 2
@@ -108,32 +108,32 @@ def test_broken_sample_function_is_a_failure() -> None:
     assert "out of ideas" in result.findings[0].message
 
 
-def test_nothing_compared_is_not_a_pass() -> None:
+def test_entry_without_comparisons_does_not_pass() -> None:
     def unsupported(tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("only on other devices")
 
     assert check_entry(info("nowhere", unsupported), torch.float32, Settings(), BP).status == "empty"
 
 
-# --- what counts as a refusal ---------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (NotImplementedError("sparse tensors are not supported on bp"), True),
         (RuntimeError("bp: no Sparse layout"), True),
-        (RuntimeError("sparse tensors are not supported here"), False),  # which device?
-        (RuntimeError("not supported on bp"), False),  # what?
+        (RuntimeError("sparse tensors are not supported here"), False),  # does not name the device
+        (RuntimeError("not supported on bp"), False),  # does not name the unsupported feature
         (ValueError("no sparse on bp"), False),
         (TypeError("device bp:0 has no float32"), True),
-        (TypeError("device bp:0 has no float64"), False),  # not the dtype that was asked for
+        (TypeError("device bp:0 has no float64"), False),  # not the tested dtype
     ],
 )
 def test_refusal_names_device_and_reason(error: Exception, expected: bool) -> None:
     assert is_refusal(error, BP, torch.float32) is expected
 
 
-def test_a_wide_dtype_is_refused_only_where_the_hardware_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What computes in float64 whatever it is given is no failure of a device that has none."""
+def test_wide_dtype_is_refused_only_if_the_device_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that always computes in float64 does not fail on a device without float64."""
     error = TypeError("bp:0 (Small) does not support Double; `torch.bp.get_device_properties(0).dtypes` lists")
     for missing, expected in (((), False), ((torch.float64,), True), ((torch.complex128,), False)):
         monkeypatch.setattr("torch_backplane.conformance.check._missing", lambda device, missing=missing: missing)
@@ -160,7 +160,7 @@ def test_transfer_keeps_layout_aliasing_and_bits(device: torch.device) -> None:
         assert torch.equal(after.cpu(), before)
     moved["views"][0].zero_()
     assert moved["views"][1][0, 1] == 0
-    assert base.sum() != 0  # the original is another tensor
+    assert base.sum() != 0  # the original is unchanged
     assert moved["conj"].is_conj()
     assert moved["neg"].is_neg()
     assert moved["leaf"].requires_grad
@@ -170,7 +170,7 @@ def test_transfer_keeps_layout_aliasing_and_bits(device: torch.device) -> None:
     assert (named, text, rest) == (device, str(device), [torch.Size([1]), None, 7])
 
 
-def test_noncontiguous_keeps_the_numbers() -> None:
+def test_noncontiguous_keeps_values() -> None:
     tree = (torch.randn(3, 4, requires_grad=True), [torch.tensor(1.0)])
     spaced = noncontiguous(tree)
     assert torch.equal(spaced[0], tree[0])
@@ -179,12 +179,12 @@ def test_noncontiguous_keeps_the_numbers() -> None:
 
 
 # --- comparing ------------------------------------------------------------------------------------
-def test_values_agree_within_tolerance_and_nan_is_nan() -> None:
+def test_values_agree_within_tolerance_and_nan_equals_nan() -> None:
     one = torch.tensor([1.0, float("nan"), float("inf")])
     assert same_values(one, one + 1e-7, None) is None
     assert "Mismatched elements: 1 / 3" in str(same_values(one, torch.tensor([1.1, float("nan"), float("inf")]), None))
     assert same_values(one, one * 1.05, (0.0, 0.1)) is None
-    assert same_values(torch.tensor([1]), torch.tensor([2]), (5.0, 5.0))  # integers are exact whatever is allowed
+    assert same_values(torch.tensor([1]), torch.tensor([2]), (5.0, 5.0))  # integers must be equal for any tolerance
 
 
 EXACT = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
@@ -195,28 +195,28 @@ ROUGH = torch.tensor([1.0, 2.1, 3.1, 4.0])
     ("found", "is_right"),
     [
         ([1.0, 2.0, 3.0, 4.0], True),
-        ([1.0, 2.05, 2.95, 4.0], True),  # not exact either, and nearer
-        ([1.0, 2.2, 3.1, 4.0], False),  # as far on the other side, in the one element that differs
-        ([1.0, 2.0, 3.0, 4.0001], False),  # nearer on the whole, and one element is wrong
+        ([1.0, 2.05, 2.95, 4.0], True),  # inexact, but closer than the CPU
+        ([1.0, 2.2, 3.1, 4.0], False),  # one element is less accurate than the CPU's
+        ([1.0, 2.0, 3.0, 4.0001], False),  # closer in total, but one element is less accurate than the CPU's
         ([1.0, 1.85, 3.0, 4.0], False),
         ([1.0, float("nan"), 3.0, 4.0], False),
         ([1.0, float("inf"), 3.0, 4.0], False),
     ],
 )
-def test_float64_decides_for_each_element(found: list[float], is_right: bool) -> None:
+def test_float64_reference_decides_for_each_element(found: list[float], is_right: bool) -> None:
     right, message = against_float64(ROUGH, torch.tensor(found), EXACT, None)
     assert right is is_right
     assert message.startswith("compared with float64, right in ")
 
 
-def test_within_the_tolerance_of_float64_is_right_if_the_cpu_is_no_better() -> None:
+def test_result_within_float64_tolerance_needs_a_less_accurate_cpu() -> None:
     exact = torch.tensor([1.0, 1.0], dtype=torch.float64)
     rough, found = torch.tensor([0.95, 0.7]), torch.tensor([1.06, 1.0])
     assert against_float64(rough, found, exact, (0.1, 0.0))[0]
-    assert not against_float64(rough[:1], found[:1], exact[:1], (0.1, 0.0))[0]  # right, but the CPU is nearer
+    assert not against_float64(rough[:1], found[:1], exact[:1], (0.1, 0.0))[0]  # within tolerance; the CPU is closer
 
 
-def test_infinity_and_nan_are_right_where_the_dtype_has_nothing_else() -> None:
+def test_infinity_and_nan_are_accepted_for_unrepresentable_values() -> None:
     exact = torch.tensor([1e300, float("nan"), -1e300], dtype=torch.float64)
     inf, nan = float("inf"), float("nan")
     rough = torch.tensor([3e38, 0.0, -3e38])
@@ -224,16 +224,16 @@ def test_infinity_and_nan_are_right_where_the_dtype_has_nothing_else() -> None:
     assert not against_float64(rough, torch.tensor([inf, nan, inf]), exact, None)[0]
 
 
-def test_being_nearer_than_nan_is_no_merit() -> None:
+def test_wrong_value_is_rejected_if_the_cpu_returns_nan() -> None:
     exact, rough = torch.tensor([5.0], dtype=torch.float64), torch.tensor([float("nan")])
     assert against_float64(rough, torch.tensor([5.0]), exact, None)[0]
     assert not against_float64(rough, torch.tensor([5.1]), exact, None)[0]
 
 
 @pytest.mark.parametrize("exact", [None, 2.0, EXACT.float(), EXACT[:3], EXACT.to(torch.complex128)])
-def test_nothing_but_float64_decides(exact: object) -> None:
+def test_only_float64_is_a_reference(exact: object) -> None:
     assert against_float64(ROUGH, EXACT.float(), exact, None) == (False, "")
-    assert against_float64(EXACT, EXACT + 1, EXACT + 1, None) == (False, "")  # float64 has no judge
+    assert against_float64(EXACT, EXACT + 1, EXACT + 1, None) == (False, "")  # float64 has no better reference
 
 
 def test_wider_arguments_keep_layout_and_aliasing() -> None:
@@ -278,7 +278,7 @@ def test_tolerances_come_from_the_operator() -> None:
     assert tolerances(op, torch.float64) is None
 
 
-# --- what to run ----------------------------------------------------------------------------------
+# --- selection of entries and settings ------------------------------------------------------------
 def test_database_dtype_and_match_are_checked() -> None:
     ops = load("conformance_faulty_ops:FATAL")
     assert entries(ops, Settings(match="good_", dtypes=("float32", "int64"))) == [

@@ -1,4 +1,4 @@
-"""`conformance --forms`: what it makes of a call, and that it finds what is wrong."""
+"""Tests `conformance --forms`: the calls that it makes, and the differences that it finds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kinds(result: EntryResult) -> set[str]:
     return {finding.kind for finding in result.findings if finding.fails}
 
 
-def test_the_cpu_against_itself(ops: dict[str, Any]) -> None:
+def test_cpu_compared_with_itself(ops: dict[str, Any]) -> None:
     result = check(ops["neg"], CPU)
     assert result.findings == []
     assert result.compared > 40
@@ -44,13 +44,13 @@ def test_the_cpu_against_itself(ops: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["neg", "cumsum", "masked_fill", "linspace", "nn.functional.leaky_relu"])
-def test_a_sample(ops: dict[str, Any], name: str) -> None:
+def test_operators_pass_in_all_forms(ops: dict[str, Any], name: str) -> None:
     result = check(ops[name], BP)
     assert [finding for finding in result.findings if finding.fails] == []
     assert result.compared > 20
 
 
-def test_what_is_not_refused_is_found(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_error_is_found(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     call = Form.__call__
 
     def lenient(self: Form, arguments: dict[str, Any]) -> Any:
@@ -65,7 +65,7 @@ def test_what_is_not_refused_is_found(ops: dict[str, Any], monkeypatch: pytest.M
     assert kinds(check(ops["neg"], BP)) == {"no error"}
 
 
-def test_what_is_written_between_the_elements_is_found(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_between_the_elements_are_found(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     call = Form.__call__
 
     def careless(self: Form, arguments: dict[str, Any]) -> Any:
@@ -82,7 +82,7 @@ def test_what_is_written_between_the_elements_is_found(ops: dict[str, Any], monk
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, instead: Callable[[Any], Any]) -> None:
-    """Has the CPU return something else, made of what is right, for one form and dtype."""
+    """Replaces the CPU's result of one form with `instead(result)`."""
     call = Form.__call__
 
     def wrong(self: Form, arguments: dict[str, Any]) -> Any:
@@ -92,7 +92,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, instead: Callable[[An
     monkeypatch.setattr(Form, "__call__", wrong)
 
 
-def test_what_ends_the_process_of_the_cpu_ends_nothing_else(
+def test_crash_on_the_cpu_does_not_stop_the_check(
     ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = check(ops["neg"], BP).compared
@@ -105,18 +105,18 @@ def test_what_ends_the_process_of_the_cpu_ends_nothing_else(
 
 
 def test_views_of_other_dtypes_and_memory_formats_are_compared(ops: dict[str, Any]) -> None:
-    """That is, none of the CPU's answers is lost on the way."""
+    """The child processes can send all of the CPU's results."""
     for name in ("view_as_complex", "repeat_interleave", "sgn"):
         assert not any(finding.kind == "cpu crash" for finding in check(ops[name], BP).findings), name
 
 
-def test_float64_says_who_is_right(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_reference_decides(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_cpu(monkeypatch, "self as float64", lambda result: result)
     on_the_cpu(monkeypatch, "self longer", lambda result: result * 1.01 if result.dtype == torch.float32 else result)
     assert {(one.kind, one.variant) for one in check(ops["sinh"], BP).findings} == {("nearer", "self longer")}
 
 
-def test_results_in_another_dtype_are_as_exact_as_what_is_computed(
+def test_results_in_another_dtype_use_the_computed_tolerance(
     ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_the_cpu(monkeypatch, "out as float64", lambda result: result.mul_(1 + 5e-7))
@@ -129,7 +129,7 @@ def test_results_in_another_dtype_are_as_exact_as_what_is_computed(
 @pytest.mark.parametrize(
     "error", [RuntimeError("the kernel bp_neg could not be built"), IndexError("tuple index out of range")], ids=str
 )
-def test_what_breaks_in_a_call_is_no_refusal(
+def test_internal_errors_are_not_refusals(
     error: Exception, ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = Form.__call__
@@ -143,7 +143,7 @@ def test_what_breaks_in_a_call_is_no_refusal(
     assert [(one.kind, one.variant) for one in check(ops["neg"], BP).findings] == [("error", "out as bool")]
 
 
-def test_what_is_meant_has_its_reason(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_differences_of_forms_are_not_failures(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     call = Form.__call__
 
     def wrong(self: Form, arguments: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What is meant to differ from the CPU: narrowly said, and counted apart."""
+"""Tests the accepted differences from the CPU: they match narrowly and are reported separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = meant.Meant(r"add\..*", ("values",), "because", ("float16",), r"alpha=\d
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_each_entry_says_why(name: str) -> None:
+def test_each_entry_has_a_reason(name: str) -> None:
     failing = {kind for kind, fails in KINDS.items() if fails}
     kinds = {"values", "no error", "error", "words"} if name == "numbers" else failing
     for one in TABLES[name]:
@@ -36,12 +36,12 @@ def test_each_entry_says_why(name: str) -> None:
         ({"call": "alpha=3.5"}, False), ({"call": "beta=3"}, False), ({"message": "nothing"}, False),
     ],
 )  # fmt: skip
-def test_nothing_else_is_covered(changed: dict[str, str], covered: bool) -> None:
+def test_entries_match_narrowly(changed: dict[str, str], covered: bool) -> None:
     finding = {"operator": "add.Tensor", "dtype": "float16", "kind": "values", "call": "alpha=3", "message": "overflow"}
     assert (meant.reason((KNOWN,), **{**finding, **changed}) == "because") == covered
 
 
-def test_numbers_that_are_meant_are_no_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_differences_of_numbers_are_not_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = numbers.answer
 
     def wrong(function: Any, arguments: dict[str, Any], device: str) -> Any:

@@ -1,4 +1,4 @@
-"""The conformance engine's workers: a crash or a hang is that operator's failure and nobody else's."""
+"""Tests the conformance engine's workers: a crash or a hang fails only the operator that caused it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATABASE = "conformance_faulty_ops:FATAL"
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_find_the_operators() -> None:
-    """The workers import the faulty operators from this directory."""
+    """Makes the faulty operators importable in the workers."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(paths.SUPPORT), before]))
     yield
@@ -26,7 +26,7 @@ def workers_find_the_operators() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """One run with one worker, so that everything after a death needs the replacement."""
+    """Runs all operators with one worker, so that each crash and hang needs a replacement worker."""
     return run(Settings(database=DATABASE, timeout=8), jobs=1)
 
 
@@ -35,14 +35,14 @@ def result(report: Report, op: str) -> EntryResult:
     return found
 
 
-def test_sound_operators_pass_before_and_after_the_deaths(report: Report) -> None:
+def test_correct_operators_pass_before_and_after_crashes(report: Report) -> None:
     assert result(report, "good_before").status == "passed"
     assert result(report, "good_after").status == "passed"
-    assert result(report, "good_after").fallbacks  # counted, for this operator alone
+    assert result(report, "good_after").fallbacks  # counted separately for each operator
     assert report.environment["device"] == "bp:0"
 
 
-def test_crash_is_named(report: Report) -> None:
+def test_crash_is_reported(report: Report) -> None:
     crashed = result(report, "aborts")
     (finding,) = crashed.findings
     assert (finding.kind, finding.variant, finding.sample) == ("crash", "forward", "sample 0")
@@ -50,7 +50,7 @@ def test_crash_is_named(report: Report) -> None:
     assert crashed.status == "failed"
 
 
-def test_hang_is_cut_off(report: Report) -> None:
+def test_hang_is_terminated_and_reported(report: Report) -> None:
     hung = result(report, "hangs")
     (finding,) = hung.findings
     assert (finding.kind, finding.message) == ("hang", "not finished after 8 s")
@@ -69,7 +69,7 @@ def test_driver_setting_reaches_the_workers() -> None:
     assert os.environ.get("TORCH_BACKPLANE_DRIVERS") != "nonsense"
 
 
-def test_impossible_run_says_why() -> None:
+def test_invalid_device_raises_an_error() -> None:
     with (
         WorkerPool(Settings(database=DATABASE, device="bp:99"), jobs=1) as pool,
         pytest.raises(ConformanceError, match="99"),

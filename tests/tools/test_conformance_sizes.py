@@ -1,4 +1,4 @@
-"""`conformance --sizes`: what it makes of a call, and that it finds what is wrong."""
+"""Tests `conformance --sizes`: the calls that it makes, and the differences that it finds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass
 class Operator:
-    """As an `OpInfo`."""
+    """Imitates `OpInfo`."""
 
     op: Callable[..., Any]
     name: str = "op"
@@ -51,7 +51,7 @@ def kinds(function: Callable[..., Any]) -> set[str]:
     return {finding.kind for finding in check(Operator(function), BP).findings}
 
 
-def test_one_size_of_one_tensor_is_another_one() -> None:
+def test_misfits_change_one_size_of_one_tensor() -> None:
     given = ((torch.rand(3, 4), [torch.zeros(2, dtype=torch.int64)]), {"weight": torch.rand(5)})
     for which, ((first, (second,)), named) in misfits(given, random.Random(0)):
         sizes = [*first.shape, *second.shape, *named["weight"].shape]
@@ -61,21 +61,21 @@ def test_one_size_of_one_tensor_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "mm", "nn.functional.mse_loss", "index_copy"])
-def test_the_cpu_against_itself(name: str) -> None:
+def test_cpu_compared_with_itself(name: str) -> None:
     result = check(load(OP_DB)[name], CPU)
     assert result.findings == []
     assert result.both_raised > 3
 
 
-def test_what_is_not_refused_is_found() -> None:
+def test_missing_error_is_found() -> None:
     assert kinds(lambda x, y: x + 1 if x.device.type == "bp" else x + y) == {"no error", "shape"}
 
 
-def test_what_is_refused_is_found() -> None:
+def test_unexpected_error_is_found() -> None:
     assert kinds(lambda x, y: x + y if x.device.type == "bp" else x) == {"error", "shape"}
 
 
-def test_another_type_is_found() -> None:
+def test_wrong_error_type_is_found() -> None:
     def wrong(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.device.type == "bp" and x.shape[0] != y.shape[0]:
             raise IndexError
@@ -84,7 +84,7 @@ def test_another_type_is_found() -> None:
     assert kinds(wrong) == {"error type"}
 
 
-def test_calls_that_end_the_cpus_process() -> None:
+def test_calls_that_crash_on_the_cpu_are_skipped() -> None:
     def deadly(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.device == CPU and x.shape != y.shape:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -95,11 +95,11 @@ def test_calls_that_end_the_cpus_process() -> None:
     assert (result.compared, result.both_raised) == (0, 8)
 
 
-def test_what_is_reported_late_is_not_the_next_calls() -> None:
+def test_late_errors_do_not_affect_the_next_call() -> None:
     def late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if len(x) == 3:
             return x
-        with contextlib.suppress(IndexError):  # at once on host devices
+        with contextlib.suppress(IndexError):  # raised immediately on host devices
             x.index_select(0, torch.full((1,), 99, device=x.device))
         raise RuntimeError("another length")
 

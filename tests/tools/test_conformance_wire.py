@@ -1,4 +1,4 @@
-"""What the CPU's children say of their calls arrives as it was."""
+"""Tests the serialization of results that child processes send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sent(tree: Any) -> Any:
     return wire.received(memory)
 
 
-def test_shared_memory_is_shared_again() -> None:
+def test_tensors_of_one_storage_share_it_after_transfer() -> None:
     whole = torch.arange(12.0)
     numbers, bits, row = sent((whole, whole.view(torch.int32)[::2], whole.view(3, 4)[1:, 1:].mT))
     assert torch.equal(numbers, whole)
@@ -38,7 +38,7 @@ def test_shared_memory_is_shared_again() -> None:
         torch.arange(3.0).bfloat16(),
     ],
 )  # fmt: skip
-def test_kinds_of_tensors(tensor: torch.Tensor) -> None:
+def test_tensor_properties_are_kept(tensor: torch.Tensor) -> None:
     found = sent([tensor])[0]
     assert (found.dtype, found.shape, found.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
     assert (found.is_conj(), found.is_neg()) == (tensor.is_conj(), tensor.is_neg())
@@ -46,14 +46,14 @@ def test_kinds_of_tensors(tensor: torch.Tensor) -> None:
     assert torch.equal(found + 0, tensor + 0)
 
 
-def test_sparse_tensors_and_other_things() -> None:
+def test_sparse_tensors_and_other_objects() -> None:
     found, numbers, error = sent((torch.eye(2).to_sparse(), (1, "two"), ValueError("three")))
     assert torch.equal(found.to_dense(), torch.eye(2))
     assert numbers == (1, "two")
     assert str(error) == "three"
 
 
-def test_half_of_it_is_nothing() -> None:
+def test_truncated_data_is_received_as_none() -> None:
     memory = io.BytesIO()
     wire.send(memory, torch.arange(100))
     assert wire.received(io.BytesIO(memory.getvalue()[:-1])) is None

@@ -1,4 +1,4 @@
-"""The kernel sanitizer: wrong kernels are found, and told in the right words; of right ones nothing; none escapes."""
+"""Tests the kernel sanitizer: findings and messages for faulty kernels, none for correct ones, and full coverage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except NoCompiler as error:
 
 
 
-# --- kernels of our own, launched as the runtime launches them
+# --- test kernels, launched as the runtime launches kernels
 
 
 class _Argument(ctypes.Structure):
@@ -50,7 +50,7 @@ def device() -> sanitizer.SanitizerDevice:
 
 
 def kernel(body: str, item: str = "float") -> str:
-    """`const ITEM* in, ITEM* out, const uint n`, one dimension."""
+    """Returns a one-dimensional kernel with parameters `const ITEM* in, ITEM* out, const uint n`."""
     return f"""
 kernel void bp_known(global const {item}* in_base, const ulong in_offset, global {item}* out_base,
                      const ulong out_offset, const uint n) {{
@@ -65,11 +65,11 @@ kernel void bp_known(global const {item}* in_base, const ulong in_offset, global
 def launched(
     text: str, values: Sequence[float], results: int, items: int, group: int = 8, *, first: int = 0
 ) -> tuple[list[sanitizer.Finding], list[float]]:
-    """What was found, and the results. `in` begins `first` elements into its memory."""
+    """Launches a kernel and returns the findings and the results. `in` begins `first` elements into its memory."""
     where = device()
     built = where.compile(text, "bp_known")
     given = np.asarray(values, dtype=np.float32)
-    # As much memory as the values take, not a byte more.
+    # Allocations of exactly the needed size.
     source, out = where.allocate(given.nbytes), where.allocate(4 * results)
     where.copy_in(source, 0, memoryview(given).cast("B"), None)
     count = ctypes.c_uint(len(values) - first)
@@ -102,12 +102,12 @@ def only(found: list[sanitizer.Finding]) -> sanitizer.Finding:
     return one
 
 
-def test_a_right_kernel_is_run_and_nothing_is_found() -> None:
+def test_correct_kernel_has_no_findings() -> None:
     found, results = launched(kernel("out[i] = 2 * in[i];"), VALUES, 32, 32)
     assert (found, results) == ([], [2 * one for one in VALUES])
 
 
-def test_a_read_behind_the_end_is_found() -> None:
+def test_read_past_the_end_is_found() -> None:
     found, results = launched(kernel("out[i] = in[i + 1];"), VALUES, 32, 32)
     one = only(found)
     assert (one.kind, one.kernel, one.argument, one.index, one.count) == ("out of bounds", "bp_known", "in", 32, 1)
@@ -115,28 +115,28 @@ def test_a_read_behind_the_end_is_found() -> None:
         "bp_known: out of bounds: work item 7 of group 3 reads 4 bytes at index 32 of in, "
         "which has 32 elements of 4 bytes from there on"
     )
-    assert results[:31] == VALUES[1:]  # the others went on
+    assert results[:31] == VALUES[1:]  # the other work items continued
 
 
-def test_a_read_whose_value_is_used_for_nothing_but_a_condition_is_found() -> None:
+def test_read_used_only_in_a_condition_is_found() -> None:
     found, _ = launched(kernel("if (in[n + 3] > 0.f) out[i] = 1.f;"), VALUES, 32, 32)
     assert (only(found).kind, only(found).index, only(found).count) == ("out of bounds", 35, 32)
 
 
-def test_a_write_before_the_beginning_is_found() -> None:
+def test_write_before_the_start_is_found() -> None:
     one = only(launched(kernel("out[i - 1] = in[i];"), VALUES, 32, 32)[0])
     assert (one.kind, one.argument, one.index) == ("out of bounds", "out", -1)
     assert "work item 0 of group 0 writes 4 bytes at index -1 of out" in str(one)
 
 
-def test_before_an_argument_that_begins_within_its_memory_is_no_error_and_before_the_memory_is() -> None:
+def test_bounds_are_those_of_the_memory_not_of_the_argument() -> None:
     assert launched(kernel("out[i] = in[i - 4];"), VALUES, 8, 8, first=4)[0] == []
     one = only(launched(kernel("out[i] = in[i - 5];"), VALUES, 8, 8, first=4)[0])
     assert (one.argument, one.index) == ("in", -5)
     assert "28 elements of 4 bytes from there on and 16 bytes before" in str(one)
 
 
-def test_far_out_of_bounds_and_no_address_at_all_are_found_and_the_process_lives() -> None:
+def test_wild_addresses_are_found_without_a_crash() -> None:
     one = only(launched(kernel("out[i] = in[(long)i + (1l << 33)];"), VALUES, 8, 8)[0])
     assert (one.kind, one.argument) == ("out of bounds", "")
     one = only(launched(kernel("out[i] = ((global const float*)(ulong)(i * 4))[2];"), VALUES, 8, 8)[0])
@@ -144,7 +144,7 @@ def test_far_out_of_bounds_and_no_address_at_all_are_found_and_the_process_lives
     assert "at 0x8, which is in the memory of no argument" in str(one)
 
 
-def test_part_of_a_vector_behind_the_end_is_found() -> None:
+def test_vector_access_across_the_end_is_found() -> None:
     body = "vstore4(vload4(i, in) + 1.f, i, out);"
     assert launched(kernel(body), VALUES, 32, 8) == ([], [one + 1 for one in VALUES])
     one = only(launched(kernel(body), VALUES[:31], 32, 8)[0])
@@ -155,13 +155,13 @@ def test_part_of_a_vector_behind_the_end_is_found() -> None:
     assert "writes 64 bytes" in str(one)
 
 
-def test_a_write_past_the_caches_is_an_access() -> None:
+def test_non_temporal_stores_are_checked() -> None:
     body = """__builtin_nontemporal_store((float4)(in[i]), (global float4*)(out + 4 * i));"""
     assert launched(kernel(body), VALUES[:8], 32, 8)[0] == []
     assert only(launched(kernel(body), VALUES[:8], 31, 8)[0]).argument == "out"
 
 
-def test_two_writes_of_one_group_are_a_race() -> None:
+def test_two_writes_in_one_group_are_a_race() -> None:
     one = only(launched(kernel("out[i / 2] = in[i];"), VALUES, 32, 32)[0])
     assert (one.kind, one.argument, one.index, one.count) == ("race", "out", 0, 16)
     assert str(one).startswith(
@@ -170,7 +170,7 @@ def test_two_writes_of_one_group_are_a_race() -> None:
     )
 
 
-def test_a_read_of_what_another_group_writes_is_a_race_whichever_is_first() -> None:
+def test_read_and_write_of_two_groups_are_a_race_in_any_order() -> None:
     one = only(launched(kernel("out[i] = i < 8 ? in[i] : out[i - 8];"), VALUES, 32, 32)[0])
     assert (one.kind, one.argument, one.index) == ("race", "out", 0)
     assert "work item 0 of group 1 reads and work item 0 of group 0 writes index 0 of out" in str(one)
@@ -178,7 +178,7 @@ def test_a_read_of_what_another_group_writes_is_a_race_whichever_is_first() -> N
     assert "work item 0 of group 1 writes and work item 0 of group 0 reads index 8 of out" in str(one)
 
 
-def test_a_read_of_another_group_is_remembered_behind_those_of_the_own() -> None:
+def test_reads_of_several_groups_are_remembered() -> None:
     reads = "float x = in[0]; if (group == 0) x += out[9]; if (group == 1 && at != 3) x += out[9];"
     found = launched(kernel(f"{reads} if (i == 11) out[9] = x; else if (i != 9) out[i] = x;"), VALUES, 32, 16)[0]
     assert (only(found).kind, only(found).index) == ("race", 9)
@@ -187,7 +187,7 @@ def test_a_read_of_another_group_is_remembered_behind_those_of_the_own() -> None
 GLOBAL_EXCHANGE = "out[i] = in[i]; {barrier} const float x = out[i ^ 1]; {barrier} out[i] = x;"
 
 
-def test_items_of_a_group_meet_in_device_memory_behind_a_barrier_of_it_only() -> None:
+def test_exchange_through_device_memory_needs_a_global_barrier() -> None:
     right = GLOBAL_EXCHANGE.format(barrier="barrier(CLK_GLOBAL_MEM_FENCE);")
     found, results = launched(kernel(right), VALUES, 32, 32)
     assert (found, results) == ([], [VALUES[i ^ 1] for i in range(32)])
@@ -199,7 +199,7 @@ def test_items_of_a_group_meet_in_device_memory_behind_a_barrier_of_it_only() ->
 LOCAL_EXCHANGE = "local float part[8]; part[at] = in[i]; {barrier} out[i] = part[7 - at];"
 
 
-def test_a_missing_barrier_of_local_memory_is_found() -> None:
+def test_missing_local_memory_barrier_is_found() -> None:
     right = LOCAL_EXCHANGE.format(barrier="barrier(CLK_LOCAL_MEM_FENCE);")
     found, results = launched(kernel(right), VALUES, 32, 32)
     assert (found, results) == ([], [VALUES[i // 8 * 8 + 7 - i % 8] for i in range(32)])
@@ -208,7 +208,7 @@ def test_a_missing_barrier_of_local_memory_is_found() -> None:
     assert "of local memory, and no barrier orders them" in str(one)
 
 
-def test_a_tree_without_its_last_barrier_is_found() -> None:
+def test_missing_barrier_in_a_tree_reduction_is_found() -> None:
     tree = """local float part[8]; part[at] = in[i]; barrier(CLK_LOCAL_MEM_FENCE);
   for (int half_size = 4; half_size > 0; half_size >>= 1) {
     if (at < half_size) part[at] += part[at + half_size];
@@ -220,13 +220,13 @@ def test_a_tree_without_its_last_barrier_is_found() -> None:
     assert only(launched(kernel(tree.replace("BARRIER", "")), VALUES, 4, 32)[0]).kind == "race"
 
 
-def test_a_barrier_that_some_items_do_not_get_to_is_found() -> None:
+def test_divergent_barrier_is_found() -> None:
     one = only(launched(kernel("out[i] = in[i]; if (at < 5) barrier(CLK_LOCAL_MEM_FENCE);"), VALUES, 32, 32)[0])
     assert one.kind == "barrier"
     assert one.count == 4
 
 
-def test_swaps_do_not_race_with_each_other_and_do_with_plain_writes() -> None:
+def test_atomic_swaps_race_only_with_plain_writes() -> None:
     add = """uint old = 0, found;
   while (true) {
     found = atomic_cmpxchg((volatile global uint*)out, old, as_uint(as_float(old) + in[i]));
@@ -241,7 +241,7 @@ def test_swaps_do_not_race_with_each_other_and_do_with_plain_writes() -> None:
     assert (one.kind, one.argument, one.index) == ("out of bounds", "out", 31)
 
 
-def test_stores_of_which_any_may_stay_do_not_race_with_each_other_and_do_with_others() -> None:
+def test_unordered_stores_race_only_with_other_accesses() -> None:
     found, results = launched(kernel("ANY_MAY_STAY(out[i % 2] = in[i]);"), VALUES, 2, 32)
     assert found == []
     assert results[0] in VALUES[::2]
@@ -254,7 +254,7 @@ def test_stores_of_which_any_may_stay_do_not_race_with_each_other_and_do_with_ot
     assert (one.kind, one.index, one.count) == ("out of bounds", 2, 32)
 
 
-def test_every_byte_counts() -> None:
+def test_accesses_are_checked_by_byte() -> None:
     body = "((global uchar*)out)[i] = (uchar)in[i];"
     assert launched(kernel(body), VALUES, 8, 32)[0] == []
     one = only(launched(kernel(body.replace("[i] =", "[i + 1] =")), VALUES, 8, 32)[0])
@@ -263,7 +263,7 @@ def test_every_byte_counts() -> None:
     assert one.kind == "race"
 
 
-def test_helpers_and_private_arrays_are_looked_at_and_let_be() -> None:
+def test_helper_functions_and_private_arrays() -> None:
     body = "float own[9]; for (int k = 0; k < 9; ++k) own[k] = in[(i + k) % 32]; out[i] = last(own, n % 9);"
     helper = "static float last(const float* of, const uint at) { return of[at]; }\n"
     assert launched(helper + kernel(body), VALUES, 32, 32)[0] == []
@@ -272,7 +272,7 @@ def test_helpers_and_private_arrays_are_looked_at_and_let_be() -> None:
     assert (one.kind, one.argument, one.index, one.count) == ("out of bounds", "in", 32, 32)
 
 
-# --- nothing escapes -------------------------------------------------------------------------------------------------
+# --- coverage --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,19 +286,19 @@ def test_helpers_and_private_arrays_are_looked_at_and_let_be() -> None:
         ("out[i] = vload_half(i, (global const half*)in);", "error"),
     ],
 )
-def test_what_would_not_be_seen_is_refused(body: str, words: str) -> None:
+def test_accesses_that_cannot_be_checked_are_rejected(body: str, words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         device().compile(kernel(body), "bp_known")
 
 
-def test_a_kernel_whose_parameters_are_not_understood_is_refused() -> None:
+def test_unsupported_kernel_parameters_are_rejected() -> None:
     with pytest.raises(RuntimeError, match="not a global pointer followed by a ulong offset"):
         translated(LANGUAGE, "kernel void bp_x(global float* a) {}", "bp_x")
     with pytest.raises(RuntimeError, match="finds no kernel «void bp_y"):
         translated(LANGUAGE, "kernel void bp_x(const uint a) {}", "bp_y")
 
 
-def test_the_functions_are_the_mathematics_librarys() -> None:
+def test_built_in_functions_match_pytorch() -> None:
     body = """float8 x = (float8)(in[i]); x = exp(x) + fmin(x, (float8)(3)); const int8 whole = convert_int8(x);
   double2 wide = sqrt((double2)(in[i]));
   ushort4 halves; vstore_half4_rte(x.lo, 0, (half*)&halves); const float4 back = vload_half4(0, (const half*)&halves);
@@ -313,7 +313,7 @@ def test_the_functions_are_the_mathematics_librarys() -> None:
     assert results[64:] == wanted.half().float().tolist()
 
 
-def test_halves_are_pytorchs() -> None:
+def test_float16_conversions_match_pytorch() -> None:
     functions = interpreter().functions
     to_float, to_half = functions.interpreter_from_half, functions.interpreter_to_half
     to_float.restype, to_float.argtypes = ctypes.c_float, [ctypes.c_ushort]
@@ -327,14 +327,14 @@ def test_halves_are_pytorchs() -> None:
     assert [to_half(one) for one in between.tolist()] == between.half().view(torch.uint16).tolist()
 
 
-def test_clangs_names_of_all_functions_are_there() -> None:
+def test_mangled_names_of_built_in_functions_exist() -> None:
     names = {name for name, *_ in opencl_builtins._scalar_functions()}
     assert {"exp", "fma", "mul_hi", "convert_uchar", "isnan"} <= names
     assert interpreter().functions._Z3expDv16_f
     assert interpreter().functions._Z6mul_hijj
 
 
-# --- programs, in processes of their own -----------------------------------------------------------------------------
+# --- programs in separate processes ----------------------------------------------------------------------------------
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -370,7 +370,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize("target", ["", "nvidia-ada"])
-def test_kernels_of_every_family_are_right_and_nothing_is_found(target: str) -> None:
+def test_kernels_of_every_family_have_no_findings(target: str) -> None:
     ended = run(FAMILIES, TORCH_BACKPLANE_TARGET=target)
     assert ended.returncode == 0, ended.stderr[-3000:]
     said = json.loads(ended.stdout)
@@ -379,14 +379,14 @@ def test_kernels_of_every_family_are_right_and_nothing_is_found(target: str) -> 
     assert [name for name, (_, launches, _) in said.items() if launches == 0] == []
 
 
-def test_without_clang_the_error_says_so() -> None:
+def test_missing_clang_is_reported() -> None:
     ended = run('import torch; torch.empty(1, device="bp")', PATH="")
     assert ended.returncode == 1
     words = r"SettingError: TORCH_BACKPLANE_SANITIZE_KERNELS=1: .* needs clang to compile OpenCL C: install clang"
     assert re.search(words, ended.stderr), ended.stderr[-2000:]
 
 
-def test_it_is_the_only_device_whatever_drivers_are_named_and_has_no_cache() -> None:
+def test_sanitizer_is_the_only_device_and_caches_no_memory() -> None:
     program = """
 import torch
 x = torch.ones(1000, device="bp")
@@ -397,7 +397,7 @@ print(torch.bp.device_count(), torch.bp.get_device_name(0), torch.bp.memory_rese
     assert ended.stdout == "1 kernel sanitizer 0\n", ended.stderr[-2000:]
 
 
-# Makes every kernel wrong in one way, and says which there were, and of which something was found.
+# Makes every kernel faulty in one way; prints the names of all kernels, and of those with findings.
 ALL_WRONG = """
 import json, re, warnings
 warnings.simplefilter("ignore")
@@ -452,7 +452,7 @@ device._RESOLVE = Resolve(less)
     [(WITHOUT_BARRIERS, "nvidia-ada", 20), (LESS_MEMORY, "nvidia-ada", 45), (LESS_MEMORY, "", 45)],
     ids=["no barrier", "a byte less memory", "a byte less memory, processors"],
 )
-def test_no_kernel_escapes(way: str, target: str, least: int) -> None:
+def test_faults_are_found_in_every_kernel(way: str, target: str, least: int) -> None:
     ended = run(ALL_WRONG.format(way=way), TORCH_BACKPLANE_TARGET=target)
     assert ended.returncode == 0, ended.stderr[-3000:]
     kernels, found = json.loads(ended.stdout)
@@ -476,8 +476,8 @@ print(*(name for name in kernels if "indexed_assign" in name))
 """
 
 
-def test_complex_numbers_that_are_assigned_to_one_place_are_no_mixtures() -> None:
-    """Parts are numbers of their own to the kernel: in any order the parts of two could stay."""
+def test_duplicate_indices_do_not_mix_complex_parts() -> None:
+    """The kernel writes real and imaginary parts separately, so unordered writes could mix the parts of two numbers."""
     ended = run(IN_ONE_PLACE, TORCH_BACKPLANE_TARGET="nvidia-ada")
     assert ended.returncode == 0, ended.stderr[-3000:]
     of_floats, of_complex = ended.stdout.split()
@@ -487,7 +487,7 @@ def test_complex_numbers_that_are_assigned_to_one_place_are_no_mixtures() -> Non
 
 TOO_FAR = """
 import sys
-sys.path.insert(0, "..")
+sys.path.insert(0, "../support")
 import conformance_too_far
 import torch
 from torch_backplane.sanitizer import KernelSanitizerError
@@ -502,7 +502,7 @@ except KernelSanitizerError as error:
 """
 
 
-def test_an_operators_kernel_that_goes_one_too_far_is_an_error_of_the_program() -> None:
+def test_out_of_bounds_operator_kernel_raises_an_error() -> None:
     ended = run(TOO_FAR, TORCH_BACKPLANE_TARGET="nvidia-ada", TORCH_BACKPLANE_LAUNCH_BLOCKING="1")
     assert ended.returncode == 0, ended.stderr[-3000:]
     words = r"^140.0 .*bp_add: out of bounds: work item \d+ of group \d+ reads 4 bytes at index 70 of in0, which has"
@@ -510,7 +510,7 @@ def test_an_operators_kernel_that_goes_one_too_far_is_an_error_of_the_program() 
 
 
 def conformance(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the report, and what is shown."""
+    """Runs `conformance --sanitize`; returns the exit code, the report, and the output."""
     file = folder / "report.json"
     path = os.pathsep.join([str(paths.SUPPORT), os.environ.get("PYTHONPATH", "")])
     shown = CliRunner(env={"PYTHONPATH": path}).invoke(
@@ -519,7 +519,7 @@ def conformance(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     return shown.exit_code, json.loads(file.read_text(encoding="utf-8")), shown.output
 
 
-def test_conformance_counts_launches_and_finds_nothing_in_right_kernels(tmp_path: Path) -> None:
+def test_conformance_counts_launches_of_correct_kernels(tmp_path: Path) -> None:
     match = "^(cumsum|index_put|nn.functional.layer_norm|mm)$"
     code, report, shown = conformance(tmp_path, "--match", match, "--samples", "2", "--grad")
     assert code == 0, shown
@@ -532,7 +532,7 @@ def test_conformance_counts_launches_and_finds_nothing_in_right_kernels(tmp_path
     assert f"{totals['launches']:,} launches sanitized" in " ".join(shown.split())
 
 
-def test_conformance_fails_entries_whose_kernels_go_too_far(tmp_path: Path) -> None:
+def test_conformance_fails_entries_with_out_of_bounds_kernels(tmp_path: Path) -> None:
     options = ("--database", "conformance_too_far:OPS", "--target", "nvidia-ada", "--samples", "4")
     code, report, shown = conformance(tmp_path, *options)
     assert code == 1
@@ -547,7 +547,7 @@ def test_conformance_fails_entries_whose_kernels_go_too_far(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("option", [["--driver", "opencl"], ["--numbers"], ["--accuracy"]])
-def test_what_does_not_go_with_it_is_refused(option: list[str]) -> None:
+def test_incompatible_options_are_rejected(option: list[str]) -> None:
     shown = CliRunner().invoke(app, ["conformance", "--sanitize", *option])
     assert shown.exit_code == 2
     assert "sanitize" in shown.output

@@ -1,6 +1,6 @@
-"""Oclgrind, a simulator of OpenCL, finds in a sample of kernels what the kernel sanitizer finds, and nothing else.
+"""Compares the kernel sanitizer's findings with those of Oclgrind, an OpenCL simulator, for sample kernels.
 
-`make test-oclgrind` runs it: OpenCL has to be Oclgrind's there.
+Run it with `make test-oclgrind`: Oclgrind must be the only OpenCL platform.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 import test_kernel_sanitizer as ours
 from test_kernel_sanitizer import GLOBAL_EXCHANGE, LOCAL_EXCHANGE, VALUES, kernel
 
-# What runs the text on its own, as Oclgrind writes what it finds until the process ends. On stdin: text, values, how
-# many results, items, items of a group.
+# Runs a kernel in a separate process, because Oclgrind writes its log until the process ends. Reads from stdin: text,
+# values, number of results, global size, group size.
 RUN = """
 import json, sys
 import numpy as np, pyopencl as cl
@@ -34,10 +34,10 @@ known(queue, (items,), (group,), source, np.uint64(0), out, np.uint64(0), np.uin
 queue.finish()
 """
 
-# How Oclgrind says it.
+# Kind of finding → Oclgrind's message.
 WORDS = {"out of bounds": r"Invalid (read|write)", "race": r"data race", "barrier": r"divergence"}
 
-SAMPLE: dict[str, tuple[str, str, int]] = {  # what is found ("": nothing), the body, results
+SAMPLE: dict[str, tuple[str, str, int]] = {  # name → (kind of the finding, "" for none; body; number of results)
     "copy": ("", "out[i] = in[i];", 32),
     "behind the end": ("out of bounds", "out[i] = in[i + 1];", 32),
     "before the beginning": ("out of bounds", "out[i - 1] = in[i];", 32),
@@ -55,7 +55,7 @@ SAMPLE: dict[str, tuple[str, str, int]] = {  # what is found ("": nothing), the 
 
 
 def oclgrind(text: str, results: int, log: Path) -> str:
-    """What Oclgrind says of the kernel."""
+    """Returns Oclgrind's log for the kernel."""
     environment = {**os.environ, "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
     subprocess.run(
         [sys.executable, "-c", RUN], input=json.dumps([text, VALUES, results, 32, 8]), env=environment, text=True,
@@ -72,11 +72,11 @@ def _is_oclgrind() -> None:
     except cl.Error:
         names = []
     if names != ["Oclgrind"]:
-        pytest.skip(f"the platforms of OpenCL are {names}, and not Oclgrind alone: make test-oclgrind")
+        pytest.skip(f"needs Oclgrind as the only OpenCL platform, found {names}: run make test-oclgrind")
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_both_find_the_same(name: str, tmp_path: Path) -> None:
+def test_oclgrind_and_the_sanitizer_agree(name: str, tmp_path: Path) -> None:
     expected, body, results = SAMPLE[name]
     text = kernel(body)
     found = {one.kind for one in ours.launched(text, VALUES, results, 32)[0]}

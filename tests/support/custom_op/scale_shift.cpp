@@ -1,4 +1,4 @@
-// A C++ custom operator as a user would write it: one schema, a kernel for the CPU, one for bp, and a derivative.
+// A C++ custom operator as a user would write it: a schema, a CPU kernel, a bp kernel and a meta kernel.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -6,7 +6,7 @@
 
 namespace {
 
-// x * scale + shift, computed here on host-accessible memory, so that the test sees that this kernel ran and where.
+// x * scale + shift. The bp kernel uses it as well, because the memory is host-accessible.
 at::Tensor run(const at::Tensor& x, double scale, double shift) {
   TORCH_CHECK(x.scalar_type() == at::kFloat, "scale_shift: expected a float tensor, and got ", x.scalar_type());
   const at::Tensor dense = x.contiguous();
