@@ -156,10 +156,10 @@ class Residual(nn.Module):
             nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider), nn.ReLU(inplace=True),
             nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider),
         )  # fmt: skip
-        self.beside = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.main(x) + self.beside(x))
+        return F.relu(self.main(x) + self.shortcut(x))
 
 
 class Images(nn.Sequential):

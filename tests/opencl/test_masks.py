@@ -123,8 +123,8 @@ INDEXED = {
     "no dimensions": lambda x, m: (x[0, 0, 0][m[0, 0, 0]], x[m[0, 0, 0]], x[~m[0, 0, 0]]),
     "strided": lambda x, m: x.transpose(0, 2)[m.transpose(0, 2)],
     "strided rows": lambda x, m: x.transpose(0, 1)[m[:, :, 0].t()],
-    "strided beside a new dimension": lambda x, m: x.permute(2, 0, 1)[None, m[0, 0]],
-    "all beside a new dimension": lambda x, m: (x[:, 0, 0][None, m[:, 0, 0]], x[0, 0][m[0, 0], None]),
+    "strided next to a new dimension": lambda x, m: x.permute(2, 0, 1)[None, m[0, 0]],
+    "all next to a new dimension": lambda x, m: (x[:, 0, 0][None, m[:, 0, 0]], x[0, 0][m[0, 0], None]),
     "every second": lambda x, m: x[:, ::2, ::2][m[:, ::2, ::2]],
 }
 

@@ -75,7 +75,7 @@ def test_positions_with_tensors_and_numbers(kind: str) -> None:
             for out in outputs_of(shape, torch.float32):
                 which = torch.empty(shape, dtype=torch.bool, device=DEVICE)
                 run_pointwise(
-                    formula, [out, which], [x.to(DEVICE)], [(2.0, torch.float32)], key="beside", name="beside"
+                    formula, [out, which], [x.to(DEVICE)], [(2.0, torch.float32)], key="position", name="position"
                 )
                 assert torch.equal(out.cpu(), x * 2 + place.float())
                 assert torch.equal(which.cpu(), (along(shape, -1) >= along(shape, 0)).expand(shape))
