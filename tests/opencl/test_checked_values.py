@@ -22,7 +22,7 @@ class Case(NamedTuple):
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 
 
-def on_device_of(values: Tensor, *data: float) -> Tensor:
+def like(values: Tensor, *data: float) -> Tensor:
     """Returns `data` on the device of the values, in their dtype if it is a floating-point dtype, else in float32."""
     dtype = values.dtype if values.is_floating_point() else torch.float32
     return torch.tensor(data, dtype=dtype, device=values.device)
@@ -44,19 +44,19 @@ CASES: dict[str, Case] = {
     ),
     "multinomial": Case(lambda w: torch.multinomial(w, 1), [0.0, 2.0], WEIGHTS),
     "multinomial of rows": Case(
-        lambda w: torch.multinomial(torch.stack([on_device_of(w, 1, 0), w]), 1, replacement=True), [0.0, 2.0], WEIGHTS
+        lambda w: torch.multinomial(torch.stack([like(w, 1, 0), w]), 1, replacement=True), [0.0, 2.0], WEIGHTS
     ),
     "multinomial of several": Case(lambda w: torch.multinomial(w, 2).sort()[0], [1.0, 2.0], WEIGHTS),
-    "binary_cross_entropy": Case(lambda x: F.binary_cross_entropy(x, on_device_of(x, 0, 1)), [0.0, 1.0], CHANCES),
-    "binary_cross_entropy target": Case(lambda x: F.binary_cross_entropy(on_device_of(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
+    "binary_cross_entropy": Case(lambda x: F.binary_cross_entropy(x, like(x, 0, 1)), [0.0, 1.0], CHANCES),
+    "binary_cross_entropy target": Case(lambda x: F.binary_cross_entropy(like(x, 0.25, 1), x), [0.0, 1.0], CHANCES),
     "binary_cross_entropy without reduction": Case(
-        lambda x: F.binary_cross_entropy(x, on_device_of(x, 0, 1), on_device_of(x, 1, 2), reduction="none"), [0.0, 1.0], CHANCES
+        lambda x: F.binary_cross_entropy(x, like(x, 0, 1), like(x, 1, 2), reduction="none"), [0.0, 1.0], CHANCES
     ),
     "normal": Case(lambda s: torch.normal(1.0, s), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),
-    "normal of two": Case(lambda s: torch.normal(on_device_of(s, 2, 3), s), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),
+    "normal of two": Case(lambda s: torch.normal(like(s, 2, 3), s), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),
     "poisson": Case(lambda r: torch.poisson(r), [0.0, 0.0], [[0.0, -1.0], [NAN, 1.0]]),
     "searchsorted": Case(
-        lambda s: torch.searchsorted(on_device_of(s, 3, 1, 2), on_device_of(s, 2.5), sorter=s),
+        lambda s: torch.searchsorted(like(s, 3, 1, 2), like(s, 2.5), sorter=s),
         [1, 2, 0],
         [[1, 2, 3], [-1, 0, 2], [1, 2, 2**40]],
         INTEGERS,
@@ -71,7 +71,7 @@ CASES: dict[str, Case] = {
     "bincount": Case(lambda n: torch.bincount(n), [1, 2], [[1, -1]], INTEGERS),
     "histc": Case(lambda x: torch.histc(x, 4), [1.0, 2.0], [[1.0, NAN], [1.0, INFINITY]], SINGLE),
     "embedding_bag": Case(
-        lambda o: F.embedding_bag(on_device_of(o, 0, 1, 1).long(), on_device_of(o, 1, 2).view(2, 1), o),
+        lambda o: F.embedding_bag(like(o, 0, 1, 1).long(), like(o, 1, 2).view(2, 1), o),
         [0, 2],
         [[1, 2], [0, 7], [0, -1]],
         INTEGERS,
