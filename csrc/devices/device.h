@@ -200,7 +200,7 @@ class Device {
 };
 
 // Holds the GIL during its lifetime if the device's methods run Python; costs nothing otherwise. The methods take the
-// GIL themselves; this makes several consecutive calls cheaper. Must not be created while a lock of the runtime is held.
+// GIL themselves; this makes consecutive calls cheaper. Must not be created while a lock of the runtime is held.
 class DeviceCall {
  public:
   explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}
