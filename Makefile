@@ -22,15 +22,15 @@ WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 python := $(VENV)/bin/python
 # Files of tests side by side, each of them in one process.
 pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
-# Of a test with several parameters, the cases that have any $(1) values of theirs together; all with EVERY=1.
-cover = $(if $(EVERY),,--cover $(1))
+# By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
+quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint docs bench conformance ops audit clean FORCE
 
 help: ## this list
@@ -42,7 +42,7 @@ help: ## this list
 	@echo "  SECONDS=n     for how long (fuzz, soak; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
-	@echo "  EVERY=1       every combination of the parameters of a test (test, test-intel, test-rusticl)"
+	@echo "  EVERY=1       all cases of each test, and slow tests (test, test-intel, test-rusticl)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
@@ -55,10 +55,14 @@ demo: $(ready) ## train a small language model on bp (5 to 10 minutes on 2 cores
 demo-digits: $(ready) ## train a convolutional network on handwritten digits (under a minute)
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
-test: lint ## check style and types, then run the tests, on host devices and on OpenCL (half an hour to an hour on 2 cores)
-	$(pytest) $(call cover,2) $(ARGS)
-	$(pytest) --on opencl $(call cover,2) $(ARGS)
-	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(call cover,1) tests/opencl
+test: lint ## lint, then the tests on host devices, on OpenCL, and on OpenCL with checked plans (20 minutes on 2 cores)
+	$(pytest) $(quick) $(ARGS)
+	$(pytest) --on opencl $(quick) $(ARGS)
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
+
+test-all: ## all tests with all parameters, PyTorch's databases, asynchronous devices and dynamic shapes (hours)
+	$(MAKE) test EVERY=1
+	$(MAKE) test-pytorch test-late-host test-shapes
 
 test-shapes: $(ready) ## hold dynamic-shape plans against planners, over PyTorch's operator database (half an hour on 2 cores)
 	@for part in $$(seq $(WORKERS)); do \
@@ -82,7 +86,7 @@ test-late-host: $(ready) ## run the tests about no devices in particular on host
 
 # Mesa takes long to build kernels.
 test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (each half an hour on 2 cores)
-	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 $(call cover,1) tests/opencl $(ARGS)
+	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 $(quick) tests/opencl $(ARGS)
 
 test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races, and hold the kernel sanitizer against it
 	@for target in "" nvidia-ada; do \

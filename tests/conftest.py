@@ -42,11 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cover", type=int, default=0, metavar="N",
         help="of each test, run only cases that cover all combinations of N parameter values (default: all cases)",
     )  # fmt: skip
+    parser.addoption(
+        "--share", type=int, default=1, metavar="N",
+        help="run one Nth of the tests, chosen by their names (default: all)",
+    )  # fmt: skip
     parser.addoption("--whole", action="store_true", help="run all of tests/pytorch (default: a part of it)")
     parser.addoption("--seed", type=int, default=0, help="seed of the random numbers in every test (default: 0)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes many seconds, or repeats what others cover; not in `make test`")
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.getoption("--seed"))
     if config.getoption("--on").endswith("host"):
@@ -108,10 +113,10 @@ def is_general(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    if config.getoption("--cover"):
-        kept = covering.keep(items, config.getoption("--cover"))
-        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-        items[:] = kept
+    kept = covering.keep(items, config.getoption("--cover")) if config.getoption("--cover") else list(items)
+    kept = [item for item in kept if zlib.crc32(item.nodeid.encode()) % config.getoption("--share") == 0]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
     if config.getoption("--on") == "host":
         return
     items[:] = [item for item in items if is_general(item.path)]  # files named on the command line are not ignored
