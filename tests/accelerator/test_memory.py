@@ -381,7 +381,7 @@ def test_history_records_metadata_and_out_of_memory() -> None:
         ({"context": "none"}, ValueError, "context must be None, 'state', 'alloc' or 'all', not 'none'"),
         ({"stacks": "cpp"}, ValueError, "stacks must be 'python' or 'all', not 'cpp'"),
         ({"skip_actions": ["malloc"]}, ValueError, "unknown trace action 'malloc'; known actions are alloc, "),
-        ({"global_record_annotations": True}, NotImplementedError, "only to torch.cuda"),
+        ({"global_record_annotations": True}, NotImplementedError, "hooks only for CUDA"),
     ],
 )
 def test_history_arguments_are_checked(arguments: dict[str, object], error: type[Exception], message: str) -> None:

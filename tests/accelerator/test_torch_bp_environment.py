@@ -88,7 +88,7 @@ def test_the_number_of_host_devices(run_forked: Run, count: str | None) -> None:
         TORCH_BACKPLANE_HOST_DEVICES=count,
     )
     there = "there are 3 devices (bp:0 to bp:2)" if count == "3" else "there is 1 device (bp:0)"
-    expected = f"{count or 1} bp:0\nbp error: invalid device ordinal: bp:3 was asked for, and {there}\n"
+    expected = f"{count or 1} bp:0\nbp error: invalid device ordinal: bp:3, but {there}\n"
     assert done.stdout == expected, done.stderr
 
 

@@ -352,7 +352,7 @@ def test_can_use_flash_attention_warns_why_not() -> None:
         assert not panel.can_use_flash_attention(params(of=query[0]))
         with sdpa_kernel(SDPBackend.MATH), pytest.warns(UserWarning, match="FLASH_ATTENTION, .* OVERRIDEABLE"):
             assert not panel.can_use_flash_attention(params(), debug=True)
-    with pytest.raises(ValueError, match="bp tensors, and got a query of cpu"):
+    with pytest.raises(ValueError, match="query must be a bp tensor, but is on cpu"):
         panel.can_use_flash_attention(params(of=query.cpu()))
     if not launch.target_of(0).simt and panel.can_use_flash_attention(params()):
         mask = torch.zeros(8, 8, device=DEVICE, requires_grad=True)

@@ -259,7 +259,7 @@ def test_invalid_uses_are_errors() -> None:
     with torch.bp.Stream():
         graph.capture_begin()
         x += 1
-        with pytest.raises(RuntimeError, match="is already being captured"):
+        with pytest.raises(RuntimeError, match="is being captured already"):
             graph.capture_begin()
         with pytest.raises(RuntimeError, match="captures cannot be nested"):
             torch.bp.Graph().capture_begin()

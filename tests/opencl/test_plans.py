@@ -343,7 +343,7 @@ def test_run_on_cpu_after_a_side_effect_is_an_error(effect: str, mode: str) -> N
     try:
         for _ in range(2):
             late(x, False)
-            with pytest.raises(RuntimeError, match=rf"planner of backplane_plans::{name} leaves .*thoughts.*decide"):
+            with pytest.raises(RuntimeError, match=rf"planner of backplane_plans::{name} leaves .*thoughts.*before"):
                 late(x, True)
     finally:
         plans.set_mode("1")

@@ -144,7 +144,7 @@ def test_invalid_calls_before_and_after_valid_ones() -> None:
 UNCHECKED: dict[str, tuple[Any, list[Any], list[Any], str]] = {
     "lengths": (aten._weight_norm_interface.default, [t(3, 4), t(2)], [t(3, 4), t(3, 1)], "expected 3 lengths"),
     "an output": (aten._masked_softmax_backward.default, [t(2, 3), t(1, 3), t(2, 3, dtype=BOOL)],
-                  [t(2, 3), t(2, 3), t(2, 3, dtype=BOOL)], "output should have the gradient's shape"),
+                  [t(2, 3), t(2, 3), t(2, 3, dtype=BOOL)], "expected output of the gradient's shape"),
     "statistics": (aten.batch_norm_update_stats.default, [t(2, 3), t(2), t(2), 0.1], [t(2, 3), t(3), t(3), 0.1],
                    "running_mean should contain 3 elements not 2"),
 }  # fmt: skip

@@ -269,7 +269,7 @@ def test_record_stream_ignores_foreign_memory() -> None:
 def test_streams_are_checked() -> None:
     with pytest.raises(RuntimeError, match="no stream with id 1023"):
         _C._memory_allocate(1000, 0, 1023)
-    with pytest.raises(ValueError, match="needs a stream of a bp device"):
+    with pytest.raises(ValueError, match="expects a stream of a bp device"):
         empty(1000).record_stream(torch.Stream(device="cpu"))
     with pytest.raises(TypeError, match=r"torch\.bp\.Stream or an int"):
         memory.caching_allocator_alloc(1000, stream="side")  # type: ignore[arg-type]

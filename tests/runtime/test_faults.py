@@ -126,7 +126,7 @@ for wrong, words in (
 ):
     with pytest.raises(ValueError, match=words):
         wrong()
-with pytest.raises(RuntimeError, match="before devices are found"):
+with pytest.raises(RuntimeError, match="before devices are discovered"):
     faults.prepare()
 assert (x + 1).sum().item() == 2000
 """)

@@ -376,7 +376,8 @@ def test_kernels_of_every_family_have_no_findings(target: str) -> None:
     said = json.loads(ended.stdout)
     assert len(said) > 35
     assert {name: found for name, (right, _, found) in said.items() if found or not right} == {}
-    assert [name for name, (_, launches, _) in said.items() if launches == 0] == []
+    without = ["attention"] if target == "" else []  # its kernels are for SIMT targets
+    assert [name for name, (_, launches, _) in said.items() if launches == 0] == without
 
 
 def test_missing_clang_is_reported() -> None:

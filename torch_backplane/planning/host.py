@@ -1,7 +1,7 @@
 """Host callbacks that planners submit: PyTorch's CPU kernels, and functions of C libraries.
 
 Both run in stream order, directly on device memory, without copies, and are part of the plan. The host must be able to
-access the device's memory, as it can for processors used through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` disables this.
+access the device's memory, as it can for CPUs through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` disables this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Library functions that enqueue work on the device's native queue, such as a vendor's matrix product.
+"""Library functions that enqueue work on the device's native queue, such as a matrix product.
 
 Unlike host callbacks (`host`), they do not access device memory: they get the native handles of the queue and of the
 memory, and return once the work is enqueued. They are called in stream order, in C++, and are part of the plan.
