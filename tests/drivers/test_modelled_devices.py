@@ -76,6 +76,7 @@ def test_limits_of_the_real_device_cap_the_modelled_limits(tmp_path: Path) -> No
     assert arguments < 1 << 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amd-rdna3", "arm-mali-g610"])  # wide subgroups; narrow ones, and no float64
 def test_operators_of_every_family_on_a_modelled_device(name: str) -> None:
     on_opencl.require_platform()

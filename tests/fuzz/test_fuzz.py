@@ -12,6 +12,7 @@ FIRST = 1
 PROGRAMS = {"host": 60, "opencl": 8}  # less than half a minute, including kernel builds
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["host", "opencl", "opencl, discrete"])
 def test_random_programs_match_the_cpu(

@@ -57,6 +57,7 @@ def test_events_and_copies_are_all_measured() -> None:
     assert min(report["microseconds"].values()) > 0
 
 
+@pytest.mark.slow
 def test_profiling_costs_are_measured() -> None:
     report = run_json("profiling.py", "--match", "chain", "--rounds", "1")
     (result,) = report["results"]
@@ -64,6 +65,7 @@ def test_profiling_costs_are_measured() -> None:
     assert min(result[name] for name in ("plain_ms", "by_devices", "by_operators", "cpu_by_operators")) > 0
 
 
+@pytest.mark.slow
 def test_memory_history_is_compared_with_steps_without_it() -> None:
     report = run_json("memory_history.py", "--rounds", "1", "--match", "alone|default")
     off, *recorded = report["results"]
@@ -205,6 +207,7 @@ def test_kernels_rejects_invalid_options(options: list[str]) -> None:
     assert options[0] in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "row"),
     [

@@ -159,6 +159,7 @@ def test_missing_compiler_is_reported_in_the_row(monkeypatch: pytest.MonkeyPatch
     assert graphs.beside_loops([result]) == {"made up, without a loop in C": "there is no C compiler"}
 
 
+@pytest.mark.slow
 def test_replayed_chain_is_compared_with_the_loop() -> None:
     on_opencl.require_platform()
     report = run_json("graphs.py", "--driver", "opencl", "--match", "chain", "--rounds", "1")

@@ -19,6 +19,7 @@ def run(*options: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_all_activities_for_some_seconds() -> None:
     done = run("--seconds", "12", "--growth", "1000")  # caches are still filling
     assert done.returncode == 0, done.stdout + done.stderr

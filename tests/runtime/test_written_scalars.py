@@ -154,6 +154,7 @@ def attempts(op: Any, sample: Any) -> Iterator[tuple[str, list[Tensor], Callable
         yield "in place", [own], lambda: op.inplace_variant(own, *args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_operator_database() -> None:
     findings, refused = [], 0

@@ -11,6 +11,7 @@ import pytest
 import sweep_process
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_invalid_lengths_raise_the_cpus_errors(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)

@@ -21,6 +21,7 @@ ONCE_WRONG = (
 STEP = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["host", "opencl"])
 def test_no_internal_assert_and_no_crash(driver: str) -> None:
     if driver == "opencl":

@@ -289,6 +289,7 @@ def audit(*options: str) -> Result:
     return CliRunner().invoke(app, ["audit", *options])
 
 
+@pytest.mark.slow
 def test_operators_are_within_their_bounds(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))

@@ -369,6 +369,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["", "nvidia-ada"])
 def test_kernels_of_every_family_have_no_findings(target: str) -> None:
     ended = run(FAMILIES, TORCH_BACKPLANE_TARGET=target)
