@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "devices/discovery.h"
+#include "devices/interrupts.h"
 
 namespace backplane {
 
@@ -255,7 +256,8 @@ c10::DeviceIndex device_count() noexcept {
   if (C10_UNLIKELY(!is_discovered())) {
     try {
       call_python(table().discover);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      postpone_interrupt(error);
       return 0; // torch.bp.init() reports the reason
     }
   }

@@ -23,7 +23,7 @@
 #include "c10/generator.h"
 #include "c10/storage.h"
 #include "devices/command.h"
-#include "drivers/interrupts.h"
+#include "devices/interrupts.h"
 #include "fallback/arguments.h"
 #include "fallback/cpu_mirror.h"
 #include "streams/capture.h"

@@ -2,8 +2,8 @@
 
 #include "devices/device.h"
 #include "devices/discovery.h"
+#include "devices/interrupts.h"
 #include "devices/recording.h"
-#include "drivers/interrupts.h"
 #include "memory/allocator_config.h"
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"

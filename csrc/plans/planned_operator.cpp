@@ -10,9 +10,9 @@
 #include <mutex>
 #include <utility>
 
+#include "devices/interrupts.h"
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
-#include "drivers/interrupts.h"
 #include "fallback/arguments.h"
 #include "fallback/fallback.h"
 #include "plans/recorder.h"

@@ -3,7 +3,7 @@
 
 #include "bindings.h"
 #include "devices/device.h"
-#include "drivers/interrupts.h"
+#include "devices/interrupts.h"
 #include "streams/stream.h"
 #include "streams/sync_watch.h"
 

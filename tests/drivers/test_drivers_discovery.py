@@ -259,3 +259,21 @@ def test_too_many_devices(run: Run, tmp_path: Path) -> None:
     message = error_of(run(USE, TOY_DEVICES="64"))
     assert "65 bp devices were found; at most 64 are supported" in message
     assert names(run(LIST, TOY_DEVICES="64", TORCH_BACKPLANE_DRIVERS="toy")).count("toy") == 64
+
+
+def test_an_interrupt_during_discovery_is_not_lost(run: Run, tmp_path: Path) -> None:
+    """The number of devices comes from a function that cannot throw: the interrupt arrives right after it."""
+    source = MINIMAL.replace("return [MinimalDevice()]", "import signal; signal.raise_signal(signal.SIGINT); return []")
+    install(tmp_path, "interrupted", source, "MinimalDriver")
+    code = """
+import signal, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    torch.accelerator.device_count()
+    for _ in range(1000):
+        pass
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    result = run(code, TORCH_BACKPLANE_DRIVERS="interrupted")
+    assert result.stdout == "interrupted\n", result.stderr
