@@ -33,62 +33,62 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 .PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint docs bench conformance ops audit clean FORCE
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, bench)"
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, soak, bench)"
 	@echo "  STEPS=n       training steps (demo)"
-	@echo "  DRAWS=n       random numbers of each kind (test-random)"
-	@echo "  SECONDS=n     for how long (fuzz, soak; default 300)"
-	@echo "  RUNS=n        of each way to end a program (test-exit)"
-	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
-	@echo "  EVERY=1       all cases of each test, and slow tests (test, test-intel, test-rusticl)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"
-	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
-	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
+	@echo "  DRAWS=n       draws per distribution (test-random)"
+	@echo "  SECONDS=n     duration (fuzz, soak; default 300)"
+	@echo "  RUNS=n        runs of each way to end a program (test-exit)"
+	@echo "  WORKERS=n     test files that run in parallel (default: as many as cores, up to 8)"
+	@echo "  EVERY=1       all cases, and slow tests (test, test-intel, test-rusticl)"
+	@echo "  ARGS=...      further options of the command"
+	@echo "  TORCH=...     the torch to install (default $(TORCH))"
+	@echo "  PYTHON=...    the Python for .venv (default $(PYTHON))"
 
-setup: $(ready) ## set up .venv and build, no more
+setup: $(ready) ## set up .venv and build
 
-demo: $(ready) ## train a small language model on bp (5 to 10 minutes on 2 cores)
+demo: $(ready) ## train a small GPT on bp (minutes)
 	$(python) examples/train_gpt.py $(driver_option) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 
-demo-digits: $(ready) ## train a convolutional network on handwritten digits (under a minute)
+demo-digits: $(ready) ## train a convolutional network on bp (seconds)
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
-test: lint ## lint, then the tests on host devices, on OpenCL, and on OpenCL with checked plans (20 minutes on 2 cores)
+test: lint ## lint, then the tests (20 minutes on 2 cores)
 	$(pytest) $(quick) $(ARGS)
 	$(pytest) --on opencl $(quick) $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
 
-test-all: ## all tests with all parameters, PyTorch's databases, asynchronous devices and dynamic shapes (hours)
+test-all: ## all tests with all parameters (hours)
 	$(MAKE) test EVERY=1
 	$(MAKE) test-pytorch test-late-host test-shapes
 
-test-shapes: $(ready) ## hold dynamic-shape plans against planners, over PyTorch's operator database (half an hour on 2 cores)
+test-shapes: $(ready) ## compare dynamic-shape plans with planners (half an hour)
 	@for part in $$(seq $(WORKERS)); do \
 		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/sweeps/dynamic_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
 		parts="$$parts $$!"; \
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
 
-test-pytorch: $(ready) ## run PyTorch's operator, module and optimizer databases on host devices and on OpenCL (an hour on 2 cores)
+test-pytorch: $(ready) ## PyTorch's operator, module and optimizer tests (an hour)
 	$(pytest) --dist load --whole tests/pytorch $(ARGS)
 	$(pytest) --on opencl --dist load --whole tests/pytorch $(ARGS)
 
-test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, and with plans checked in every case
+test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl $(ARGS)
 
-test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
+test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
 # Mesa takes long to build kernels.
-test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (each half an hour on 2 cores)
+test-intel test-rusticl: test-%: $(ready) ## tests on Intel's or Mesa's OpenCL (half an hour each)
 	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 $(quick) tests/opencl $(ARGS)
 
-test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races, and hold the kernel sanitizer against it
+test-oclgrind: $(ready) ## small kernels on a simulator that reports races
 	@for target in "" nvidia-ada; do \
 		rm -f $(oclgrind_log); \
 		TORCH_BACKPLANE_TARGET=$$target OCLGRIND_DATA_RACES=1 OCLGRIND_LOG=$(oclgrind_log) \
@@ -98,22 +98,22 @@ test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and
 	done
 	tools/opencl.sh oclgrind $(VENV) $(python) -m pytest -q -p no:cacheprovider tests/tools/test_oclgrind_agrees.py $(ARGS)
 
-test-random: $(ready) ## test every distribution with DRAWS draws for each dtype, 10 million by default (some minutes)
+test-random: $(ready) ## many draws of every distribution (minutes)
 	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)
 
-test-exit: $(ready) ## end programs in every way, RUNS times each, on a busy machine (hours on 2 cores)
+test-exit: $(ready) ## end programs in every way, RUNS times (hours)
 	$(python) tests/exit_ways.py --runs $(RUNS) $(driver_option) $(ARGS)
 
-asan: $(ready) ## allocator, stream, plan and thread tests, with the runtime under AddressSanitizer and UBSan (builds for long)
+asan: $(ready) ## tests under AddressSanitizer and UBSan
 	tools/sanitize.sh address $(python) $(ARGS)
 
-tsan: $(ready) ## the same under ThreadSanitizer
+tsan: $(ready) ## tests under ThreadSanitizer
 	tools/sanitize.sh thread $(python) $(ARGS)
 
-fuzz: $(ready) ## run random programs on a device and compare with the CPU; findings come as programs to paste
+fuzz: $(ready) ## compare random programs with the CPU for SECONDS
 	$(python) tests/fuzz --seconds $(SECONDS) $(driver_option) $(ARGS)
 
-soak: $(ready) ## four threads on four devices train, generate, capture, fail, fork and are interrupted, for SECONDS
+soak: $(ready) ## stress four devices from four threads for SECONDS
 	$(python) tests/soak.py --seconds $(SECONDS) $(driver_option) $(ARGS)
 
 # The API of users and driver authors: every public name has a docstring.
@@ -121,7 +121,7 @@ documented := torch_backplane/__init__.py torch_backplane/accelerator torch_back
 	torch_backplane/drivers/base.py torch_backplane/drivers/libraries.py torch_backplane/testing \
 	torch_backplane/elementwise_functions.py torch_backplane/kernels/functions.py
 
-lint: $(ready) ## check style, types, formatting, spelling, prose and generated pages
+lint: $(ready) ## check style, types, formatting, spelling, prose, pages
 	$(python) -m ruff check .
 	$(python) -m ruff check --select D --ignore D105,D107,D417 --config 'lint.pydocstyle.convention="google"' $(documented)
 	$(python) -m mypy
@@ -139,7 +139,7 @@ docs: $(ready) ## build the documentation in build/site
 bench_driver := $(or $(DRIVER),opencl)
 record = $(python) -W ignore tools/record.py $(1)-$(bench_driver) -- $(python) -W ignore
 
-bench: $(ready) ## run the benchmarks, and write results/ and docs/benchmarks.md (an hour on 2 cores; DRIVER is opencl by default)
+bench: $(ready) ## run the benchmarks, and write results/ (an hour)
 	for one in overhead dynamic kernels matmul convolution attention rnn training events allocator memory_history graphs profiling; do \
 		$(call record,$$one) benchmarks/$$one.py --driver $(bench_driver) --json || exit 1; \
 	done
@@ -148,15 +148,15 @@ bench: $(ready) ## run the benchmarks, and write results/ and docs/benchmarks.md
 	$(call record,generate) benchmarks/generate.py --driver $(bench_driver) --json
 	$(python) -W ignore tools/pages.py
 
-conformance: $(ready) ## run PyTorch's operator database, and write results/ and the pages (half an hour on 2 cores; DRIVER is opencl by default)
+conformance: $(ready) ## run PyTorch's operator database, and write results/
 	$(call record,conformance) -m torch_backplane conformance --driver $(bench_driver) --json - \
 		--dtypes float32,float64,float16,bfloat16,complex64,int64,bool $(or $(ARGS),--samples 3)
 	$(python) -W ignore tools/pages.py
 
-ops: $(ready) ## tell where each of PyTorch's operators comes from
+ops: $(ready) ## show how each ATen operator is implemented
 	$(python) -m torch_backplane ops $(ARGS)
 
-audit: $(ready) ## run operators as GPUs that are not here would, and write docs/audit.md (half an hour on 2 cores)
+audit: $(ready) ## predict operators on GPUs, and write docs/audit.md
 	$(python) -m torch_backplane audit --markdown docs/audit.md $(ARGS)
 
 clean: ## remove .venv and everything that was built
