@@ -1,15 +1,14 @@
-# Everything that people do with a checkout. `make` alone lists it.
+# The commands of a checkout. `make` alone lists them.
 #
-# The first target that needs it sets everything up in .venv (tools/setup.sh); later runs start at once, and rebuild
-# only what has changed. `make test TORCH=torch==2.12.1` installs another release first; without TORCH a supported
-# torch that is already in .venv stays.
+# Targets set up .venv if necessary (tools/setup.sh), and rebuild what has changed. `make test TORCH=torch==2.12.1`
+# installs another release first; without TORCH, a supported torch that is in .venv stays.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 export MAX_JOBS ?= $(shell nproc)
 
-# What the targets pass on.
+# Parameters of the targets.
 DRIVER ?=
 STEPS ?=
 DRAWS ?= 10000000
@@ -20,7 +19,7 @@ ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
 python := $(VENV)/bin/python
-# Files of tests side by side, each of them in one process.
+# Test files run in parallel, each in one process.
 pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
 # By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
 quick := $(if $(EVERY),,--cover 1 -m "not slow")

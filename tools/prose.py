@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = {".py", ".cpp", ".h", ".md", ".sh", ".toml", ".yml"}
+SUFFIXES = {"", ".py", ".cpp", ".h", ".md", ".sh", ".toml", ".yml"}  # "": Makefile and its like
 
 # Pattern: what to write instead.
 PHRASES = {
