@@ -181,11 +181,11 @@ class Settings:
     omitted if `compare_rounds` is 0.
     """
 
-    steps: int = 1200
+    steps: int = 600
     batch: int = 16
     lr: float = 4e-3
     seed: int = 1
-    eval_every: int = 250
+    eval_every: int = 150
     sample_length: int = 400
     compare_rounds: int = 10
     compare_steps: int = 50
@@ -358,7 +358,7 @@ def print_report(report: Report, out: pathlib.Path) -> None:
         rows.append(("planner calls", f"{report.planner_calls} in the training steps after the third"))
         rows.append(("kernels", ", ".join(f"{count} {how}" for how, count in report.kernel_builds.items())))
         rows.append(("first step", f"{report.first_step_seconds:.1f} s"))
-    rows += [("total time", f"{report.total_seconds:.0f} s"), ("files", str(out))]
+    rows += [("total time", f"{report.total_seconds:.0f} s"), ("loss plot", str(out / "loss.png")), ("files", str(out))]
     common.print_report("train_gpt", rows)
 
 

@@ -316,8 +316,8 @@ from typer.testing import CliRunner
 from torch_backplane import drivers
 from torch_backplane.cli import app
 device = drivers.device(0).device
-for command in ("devices", "info"):
-    said = CliRunner().invoke(app, [command]).stdout
+for command in (["devices", "--verbose"], ["info"]):
+    said = CliRunner().invoke(app, command).stdout
     for expected in (device.platform.name, device.platform.version, device.driver_version):
         assert expected.strip() in said, (command, expected, said)
 assert "- POCL_SOMETHING: `1`" in said and "- CL_CONFIG_SOMETHING: `2`" in said, said

@@ -110,7 +110,8 @@ def test_long_sums_of_few_results_are_split(dtype, layouts):
         found = divided(a, b)
         if dtype.is_floating_point:
             exact = a.double() @ b.double()
-            assert (found - exact).norm() < max(2e-7, torch.finfo(dtype).eps * 0.5) * math.sqrt(exact.numel() * depth)
+            expected = max(2e-7, torch.finfo(dtype).eps * 0.5) * math.sqrt(exact.numel() * depth)
+            assert (found - exact).norm() < expected * (1 + 3 / math.sqrt(exact.numel()))  # few numbers scatter more
         else:
             assert torch.equal(found, torch.bmm(a, b))
 
