@@ -30,7 +30,7 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint docs bench conformance ops audit clean FORCE
+	fuzz asan tsan lint tidy docs bench conformance ops audit clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,11 @@ lint: $(ready) ## check style, types, formatting, spelling, prose, pages
 	$(VENV)/bin/codespell $$(git ls-files)
 	$(python) tools/prose.py
 	$(python) -W ignore tools/pages.py --check
+
+tidy: $(ready) ## check the C++ with clang-tidy (minutes)
+	$(python) -m pip install -q clang-tidy
+	cd build/objects-* && $(abspath $(VENV))/bin/ninja -t compdb > compile_commands.json
+	printf '%s\n' build/unity/*.cpp | xargs -P $(MAX_JOBS) -n 1 $(VENV)/bin/clang-tidy --quiet -p $$(echo build/objects-*)
 
 docs: $(ready) ## build the documentation in build/site
 	$(python) -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"

@@ -11,14 +11,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 
-# Titles of benchmarks, by the start of their files' names.
+# Title and explanation of each benchmark, by the start of its files' names.
 BENCHMARKS = {
-    "overhead": "Overhead of one operator",
-    "dynamic": "New shapes",
-    "kernels": "Kernels",
-    "training": "Training steps",
-    "generate": "Text generation",
-    "graphs": "Graphs",
+    "overhead": ("Overhead of one operator", "The ratio is the device's time divided by the CPU's: lower is better."),
+    "dynamic": ("New shapes", "Calls with a size that is new, used again, known from before, and the first one."),
+    "kernels": ("Kernels", "The ratio is the CPU's time divided by the device's: higher is better."),
+    "training": ("Training steps", "The ratio is the CPU's time divided by the device's: higher is better."),
+    "generate": ("Text generation", "Tokens per second. The ratio is new lengths divided by repeated ones."),
+    "graphs": ("Graphs", "The columns named by … are the other way's time divided by the replay's: higher is better."),
 }
 STATES = {"passed": "●", "fallback": "◐", "refused": "○", "failed": "✕", "empty": ""}
 
@@ -46,6 +46,17 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value).replace("|", "\\|")
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without nested objects: their numbers get the names of both. Flags and empty texts are left out."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict) and key != "served":
+            found |= {f"{key} {name}": one for name, one in value.items() if isinstance(one, (int, float))}
+        elif isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != "":
+            found[key] = value
+    return found
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> Iterator[str]:
@@ -82,12 +93,14 @@ def plot(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def benchmarks() -> Iterator[str]:
     """A section for each benchmark and driver."""
-    for start, title in BENCHMARKS.items():
+    for start, (title, explanation) in BENCHMARKS.items():
         for name in names(start):
             found = load(name)
-            rows = found["data"]["results"]
+            rows = [flat(row) for row in found["data"].get("results") or found["data"]["prompts"]]
+            if "elements" in rows[0]:  # of several sizes, the largest
+                rows = [row for row in rows if row["elements"] == max(one["elements"] for one in rows)]
             yield f"## {title}: {name.removeprefix(start + '-')}\n"
-            yield source(name, found) + "\n"
+            yield f"{explanation} {source(name, found)}\n"
             yield from plot(name, rows)
             yield from table(rows)
             yield ""
