@@ -114,7 +114,8 @@ const char* why_not(
   if (way_of(query) == Way::OnePass) {
     return nullptr;
   }
-  if (runs_kernels && !computes_on_host(index)) {
+  // Without the composite form, the CPU's flash kernel as a fallback is the only way left.
+  if (runs_kernels && !computes_on_host(index) && at::globalContext().userEnabledMathSDP()) {
     return "the kernels need work items that run in lockstep, and enough local memory";
   }
   // The CPU's flash kernel

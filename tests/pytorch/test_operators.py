@@ -133,8 +133,12 @@ class TestOperatorDatabase(TestCase):
                     return out
 
                 for _ in range(2):  # the second call can be a replay
-                    out = mapped(made, result)
-                    self.compare(op, dtype, f"out= {name}", device, call, out, sample.input, sample.args, sample.kwargs)
+                    arguments = (mapped(made, result), sample.input, sample.args, sample.kwargs)
+                    found, expected = (outcome(call, *to_device(arguments, one)) for one in (device, "cpu"))
+                    right = [one.detach().resolve_conj().resolve_neg() for one in tensors(result)]
+                    if [one.dtype for one in expected.results] == [one.dtype for one in right]:
+                        expected.results = right  # some CPU kernels, such as avg_pool3d, ignore the strides of out=
+                    self.check(op, dtype, f"out= {name}", found, expected)
 
     @ops(WITH_OUT, dtypes=OpDTypes.any_common_cpu_cuda_one)
     def test_out_on_another_device(self, device: str, dtype: torch.dtype, op: Any) -> None:
