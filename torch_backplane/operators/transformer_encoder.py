@@ -92,10 +92,14 @@ def _attention(
     scale, weights = int(width // heads) ** -0.5, None
     bias = None if left_out is None else q.new_zeros(left_out.shape).masked_fill(left_out, -torch.inf)
     if need_weights or _C.why_attention_is_composed(q, k, v, bias, 0.0, False):
-        scores = (q * scale) @ k.transpose(-2, -1)
+        # bmm and not matmul: the order in which the latter frees its copies differs between traces and calls.
+        q, k, v = (one.reshape(batch * heads, length, width // heads) for one in (q, k, v))
+        scores = torch.bmm(q * scale, k.transpose(1, 2)).view(batch, heads, length, length)
         scores = scores if bias is None else scores + bias
-        weights = scores.softmax(-1) if need_weights else torch.ops.aten._safe_softmax(scores, -1)
-        found = weights @ v
+        weights = scores.softmax(-1)
+        if not need_weights:  # a row of which all keys are left out is 0
+            weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+        found = torch.bmm(weights.view(batch * heads, length, length), v).view(batch, heads, length, width // heads)
     else:
         found = torch.ops.backplane.attention(q, k, v, bias, False, scale, None)[0]
     out = F.linear(found.transpose(1, 2).reshape(batch, length, width), by.weight, by.bias)
