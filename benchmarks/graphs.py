@@ -120,7 +120,7 @@ class Result:
     device_us: float
     by_eager: float
     by_cpu: float
-    replay_by_loop_us: float | None = None  # the replay, when it alternates with the loops
+    near_loop_us: float | None = None  # the replay, when it alternates with the loops
     loop_us: float | None = None
     by_loop: float | None = None
     set_before_us: float | None = None  # the loop whose arguments were set in advance
@@ -219,7 +219,7 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # measured separately: a queue is faster after a pause, such as the CPU's turn
         finished = [turns.Side(place, finish=loop.finish) for loop in loops]
-        times, (found.replay_by_loop_us, found.loop_us, found.set_before_us) = timed([graph.replay, *loops], [here, *finished])
+        times, (found.near_loop_us, found.loop_us, found.set_before_us) = timed([graph.replay, *loops], [here, *finished])
         found.by_loop, found.by_set_before = (turns.ratio(one, times[0]) for one in times[1:])
     return found
 
@@ -232,7 +232,7 @@ def beside_loops(results: Sequence[Result]) -> dict[str, str]:
             told[f"{one.title}, without a loop in C"] = one.without_loop
         elif one.by_loop is not None:
             told[f"{one.title}, replay ÷ loop in C (aim {AIM})"] = (
-                f"{one.by_loop:.2f}; {one.replay_by_loop_us:.2f} and {one.loop_us:.2f} µs"
+                f"{one.by_loop:.2f}; {one.near_loop_us:.2f} and {one.loop_us:.2f} µs"
             )
             before = f"{one.by_set_before:.2f}; {one.set_before_us:.2f} µs"
             told[f"{one.title}, replay ÷ loop with arguments set in advance"] = before
