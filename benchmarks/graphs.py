@@ -219,7 +219,8 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # measured separately: a queue is faster after a pause, such as the CPU's turn
         finished = [turns.Side(place, finish=loop.finish) for loop in loops]
-        times, (found.near_loop_us, found.loop_us, found.set_before_us) = timed([graph.replay, *loops], [here, *finished])
+        times, medians = timed([graph.replay, *loops], [here, *finished])
+        found.near_loop_us, found.loop_us, found.set_before_us = medians
         found.by_loop, found.by_set_before = (turns.ratio(one, times[0]) for one in times[1:])
     return found
 
