@@ -45,6 +45,26 @@ def test_unary(name: str, dtype: torch.dtype) -> None:
     agrees(lambda x: function(x.conj()), x.t())
 
 
+@pytest.mark.parametrize("name", UNARY.split())
+def test_out_of_another_dtype_is_accepted_or_refused_as_on_the_cpu(name: str, dtype: torch.dtype) -> None:
+    """Good calls and bad ones in turn: plans of the one must not serve the other."""
+    need(dtype)
+
+    def call(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[type[BaseException] | None, torch.dtype]:
+        out = torch.empty(3, 2, dtype=out_dtype, device=x.device)
+        try:
+            getattr(torch, name)(x, out=out)
+        except (RuntimeError, TypeError) as error:
+            return type(error), out.dtype
+        return None, out.dtype
+
+    x = torch.randn(3, 2, dtype=dtype)
+    if name.startswith("is"):
+        pytest.skip("has no out=")
+    for out_dtype in 2 * had((C64, C128, torch.float32, torch.float64, torch.int64, torch.bool)):
+        assert call(x.to(DEVICE), out_dtype) == call(x, out_dtype), out_dtype
+
+
 BINARY: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: torch.add(a, b, alpha=2 - 1j),
     "add with a real alpha": lambda a, b: torch.add(a, b, alpha=3),

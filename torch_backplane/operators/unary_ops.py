@@ -219,8 +219,7 @@ def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also takes lazily conjugated tensors, which PyTorch passes to this operator."""
     if call.name == "aten::conj_physical_" and not self.is_complex():
         return self
-    if not self.is_complex():
-        check_same_dtype(call, self.dtype)
+    check_same_dtype(call, self.dtype)
     (out,) = call.outputs(elementwise=True)
     return out.copy_(self.conj())
 
