@@ -181,11 +181,11 @@ class Settings:
     omitted if `compare_rounds` is 0.
     """
 
-    steps: int = 600
+    steps: int = 1200
     batch: int = 16
     lr: float = 4e-3
     seed: int = 1
-    eval_every: int = 150
+    eval_every: int = 250
     sample_length: int = 400
     compare_rounds: int = 10
     compare_steps: int = 50
