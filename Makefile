@@ -48,7 +48,7 @@ help: ## show this list
 
 setup: $(ready) ## set up .venv and build
 
-demo: $(ready) ## train a small GPT on bp (minutes)
+demo: $(ready) ## train a small GPT on bp (2 minutes)
 	$(python) examples/train_gpt.py $(driver_option) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 
 demo-digits: $(ready) ## train a convolutional network on bp (seconds)
