@@ -251,12 +251,18 @@ bool is_tensors(const c10::Argument& result) {
   return fits && (result.alias_info() == nullptr || result.alias_info()->isWrite()); // otherwise it is a view
 }
 
-// Operators whose results on the CPU have other shapes than on all other devices, or the conjugate bit set.
-constexpr std::string_view kLikeNoOther[] = {"aten::_embedding_bag",       "aten::_embedding_bag_forward_only",
-                                             "aten::linalg_eig",           "aten::linalg_eig.out",
-                                             "aten::linalg_eigvals",       "aten::linalg_eigvals.out",
-                                             "aten::linalg_lu_solve",      "aten::linalg_lu_solve.out",
-                                             "aten::native_batch_norm.out"};
+// Operators whose results on the CPU have other shapes than on all other devices, the conjugate bit, or are None.
+constexpr std::string_view kLikeNoOther[] = {
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    "aten::_native_multi_head_attention",
+    "aten::linalg_eig",
+    "aten::linalg_eig.out",
+    "aten::linalg_eigvals",
+    "aten::linalg_eigvals.out",
+    "aten::linalg_lu_solve",
+    "aten::linalg_lu_solve.out",
+    "aten::native_batch_norm.out"};
 
 // Only operators of PyTorch and of this library are deferred. Kernels of other libraries can be Python functions, which
 // would run in a stream's thread or at a replay without their author expecting it.

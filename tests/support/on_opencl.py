@@ -102,12 +102,20 @@ TESTS = {
 
 _LATER = "PyTorch's meta kernel does not check this; the CPU kernel raises the error later, in stream order"
 
+_WARNS_LATER = "deferred operators warn when they run"
+
 # Tests that `pytest --on late-host` leaves out.
 LATE_TESTS = {
     "test_conformance_forms.py::test_operators_pass_in_all_forms[linspace]": "the meta kernel resizes out= differently",
     "test_cuda_dtypes.py::test_overlapping_destinations_are_refused": _LATER,
     "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which does not synchronize",
     "test_fallback.py::test_empty_and_zero_dimensional_tensors": _LATER,
+    "test_operators.py::test_errors_complex_bp": _LATER,
+    "test_operators.py::test_layouts_fft_hfft2_bp_float32": "the meta kernel has other strides",
+    "test_operators.py::test_out_linalg_solve_triangular_bp_float32": _LATER,
+    "test_refused_dtypes.py::test_adaptive_pooling_of_integers_is_refused": _LATER,
+    "test_warnings.py::test_warnings_are_issued_at_every_call[expanded]": _WARNS_LATER,
+    "test_warnings.py::test_warnings_are_issued_at_every_call[no degrees of freedom]": _WARNS_LATER,
 }
 
 # `pytest --on late-host` runs each test of these files in THREADS threads concurrently, all on the default stream.
@@ -125,6 +133,8 @@ THREADED_FILES = (
 ALONE = {
     "test_autograd.py::test_anomaly_mode_names_the_function_that_returned_nan": "warnings are captured per process",
     "test_autograd.py::test_checkpointing_restores_the_generator_state": "generators are per process",
+    "test_modules.py::test_attention_with_all_backends_disabled_raises_pytorchs_error": "the switches are per process",
+    "test_modules.py::test_choosing_the_attention_backend": "the switches are per process",
     "test_modules.py::test_embedding": "the first thread that synchronizes with the stream gets the error",
 }
 
