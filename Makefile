@@ -157,11 +157,12 @@ conformance: $(ready) ## run PyTorch's operator database, and write results/
 		--dtypes float32,float16,int64,complex64,bool $(or $(ARGS),--samples 1)
 	$(python) -W ignore tools/pages.py
 
-ops: $(ready) ## show how each ATen operator is implemented
+ops: $(ready) ## show how each ATen operator is implemented, and write results/
 	$(python) -m torch_backplane ops $(ARGS)
+	$(call record,ops) -m torch_backplane ops --json -
 
-audit: $(ready) ## predict operators on GPUs, and write docs/audit.md
-	$(python) -m torch_backplane audit --markdown docs/audit.md $(ARGS)
+audit: $(ready) ## predict operators on GPUs, and write results/ and docs/audit.md
+	$(python) -W ignore tools/record.py audit -- $(python) -W ignore -m torch_backplane audit --json - --markdown docs/audit.md $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist out *.egg-info torch_backplane/*.so torch_backplane/_built_for.py .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -85,11 +85,12 @@ def main() -> int:
     }
     path = RESULTS / f"{given.name}.json"
     text = json.dumps(found, indent=1)
-    if "entries" in data:  # one line for each
-        text = json.dumps({**found, "data": None}, indent=1)
-        lines = ",\n".join(json.dumps(one) for one in found["data"].pop("entries"))
-        rest = json.dumps(found["data"])[1:-1]
-        text = text.replace('"data": null', f'"data": {{{rest}, "entries": [\n{lines}\n]}}')
+    if isinstance(found["data"], dict):  # one line for each row of a long list
+        rows = {key: rows for key, rows in found["data"].items() if isinstance(rows, list) and len(rows) > 100}
+        shown = {**found, "data": {**found["data"], **{key: f"<{key}>" for key in rows}}}
+        text = json.dumps(shown, indent=1)
+        for key, listed in rows.items():
+            text = text.replace(f'"<{key}>"', "[\n" + ",\n".join(map(json.dumps, listed)) + "\n]")
     path.write_text(text + "\n", encoding="utf-8")
     print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     return 0

@@ -150,6 +150,12 @@ def operators() -> Iterator[str]:
             states.setdefault(entry["op"], {})[entry["dtype"]] = STATES[state_of(entry)]
     if not states:
         return
+    for name in names("ops"):
+        required = load(name)["data"]["counts"]["required"]
+        yield (
+            f"Of the {required['total']} ATen operators that PyTorch implements for the CPU and does not compose of "
+            f"others, {required['native']} are native and {required['fallback']} fall back (`results/{name}.json`).\n"
+        )
     counts = Counter(mark for marks in states.values() for mark in marks.values())
     yield ", ".join(f"{mark} {state}: {counts[mark]:,}" for state, mark in STATES.items() if mark) + "\n"
     yield "| operator | " + " | ".join(dtypes) + " |"
