@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from c_argument import CArgument
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
 from torch_backplane import sanitizer
@@ -86,31 +87,22 @@ def interpret(launch: Launch | list[Launch]) -> None:
         if parameter.role == "scalar":
             data = np.array([scalar(next(numbers), parameter.dtype)])
             held.append(data)
-            arguments.append(_Argument(None, 0, data.ctypes.data, data.itemsize))
+            arguments.append(CArgument(None, 0, data.ctypes.data, data.itemsize))
             continue
         tensor = next(tensors)
         if tensor.data_ptr() not in segments:
             memory = memoryview(_memory(tensor)).cast("B")
             segments[tensor.data_ptr()] = made, _ = device.allocate(max(1, len(memory))), memory
             device.copy_in(made, 0, memory, None)
-        arguments.append(_Argument(segments[tensor.data_ptr()][0].address, 0, None, 0))
+        arguments.append(CArgument(segments[tensor.data_ptr()][0].address, 0, None, 0))
     sizes = [(ctypes.c_uint64 * 3)(count, 1, 1) for count in (launch.global_size, launch.group_size)]
     result = _LAUNCH(device.native_launcher.functions["launch"])(
-        None, device.native_kernel(kernel), *sizes, (_Argument * len(arguments))(*arguments), len(arguments)
+        None, device.native_kernel(kernel), *sizes, (CArgument * len(arguments))(*arguments), len(arguments)
     )
     assert result == 0, sanitizer.take()
     for made, memory in segments.values():
         device.copy_out(made, 0, memory, None)
         device.free(made)
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = (
-        ("memory", ctypes.c_void_p),
-        ("offset", ctypes.c_uint64),
-        ("data", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-    )
 
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from c_argument import CArgument
 from typer.testing import CliRunner, Result
 
 from torch_backplane.audit.driver import LANGUAGE
@@ -38,15 +39,6 @@ from torch_backplane.kernels.modelled import SHIPPED, read_target
 NVIDIA = read_target("nvidia-ada")
 
 # --- known kernels -----------------------------------------------------------------------------------------------
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = [
-        ("memory", ctypes.c_void_p),
-        ("offset", ctypes.c_uint64),
-        ("data", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-    ]
 
 
 @functools.cache
@@ -81,9 +73,9 @@ def launched(
     kernel: Any = where.compile(text, "known")
     given, out = segment(values, where), where.allocate(4 * results)
     numbers = [ctypes.c_int(len(values)), ctypes.c_int(width)]
-    arguments = (_Argument * 4)(
-        *(_Argument(one.address, 0, None, 0) for one in (given, out)),
-        *(_Argument(None, 0, ctypes.addressof(one), 4) for one in numbers),
+    arguments = (CArgument * 4)(
+        *(CArgument(one.address, 0, None, 0) for one in (given, out)),
+        *(CArgument(None, 0, ctypes.addressof(one), 4) for one in numbers),
     )
     sizes = [(ctypes.c_uint64 * 3)(count, 1, 1) for count in (items, group)]
     launch = ctypes.CFUNCTYPE(

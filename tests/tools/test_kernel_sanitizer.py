@@ -17,6 +17,7 @@ import numpy as np
 import paths
 import pytest
 import torch
+from c_argument import CArgument
 from typer.testing import CliRunner
 
 from torch_backplane import sanitizer
@@ -33,15 +34,6 @@ except NoCompiler as error:
 
 
 # --- test kernels, launched as the runtime launches kernels
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = [
-        ("memory", ctypes.c_void_p),
-        ("offset", ctypes.c_uint64),
-        ("data", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-    ]
 
 
 @functools.cache
@@ -73,10 +65,10 @@ def launched(
     source, out = where.allocate(given.nbytes), where.allocate(4 * results)
     where.copy_in(source, 0, memoryview(given).cast("B"), None)
     count = ctypes.c_uint(len(values) - first)
-    arguments = (_Argument * 3)(
-        _Argument(source.address, 4 * first, None, 0),
-        _Argument(out.address, 0, None, 0),
-        _Argument(None, 0, ctypes.addressof(count), 4),
+    arguments = (CArgument * 3)(
+        CArgument(source.address, 4 * first, None, 0),
+        CArgument(out.address, 0, None, 0),
+        CArgument(None, 0, ctypes.addressof(count), 4),
     )
     sizes = [(ctypes.c_uint64 * 3)(one, 1, 1) for one in (items, group)]
     launch = ctypes.CFUNCTYPE(
