@@ -131,8 +131,9 @@ lint: $(ready) ## check style, types, formatting, spelling, prose, pages
 
 tidy: $(ready) ## check the C++ with clang-tidy (minutes)
 	$(python) -m pip install -q clang-tidy
-	cd build/objects-* && $(abspath $(VENV))/bin/ninja -t compdb > compile_commands.json
-	printf '%s\n' build/unity/*.cpp | xargs -P $(MAX_JOBS) -n 1 $(VENV)/bin/clang-tidy --quiet -p $$(echo build/objects-*)
+	folder=$$(ls -td build/objects-* | head -1) && \
+		$(VENV)/bin/ninja -C $$folder -t compdb > build/compile_commands.json && \
+		printf '%s\n' build/unity/*.cpp | xargs -P $(MAX_JOBS) -n 1 $(VENV)/bin/clang-tidy --quiet -p build
 
 docs: $(ready) ## build the documentation in build/site
 	$(python) -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
