@@ -23,6 +23,10 @@ for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable")
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 torch.backends.bp = backends  # type: ignore[attr-defined]
 sys.modules["torch.backends.bp"] = backends
+if torch.distributed.is_available():
+    from torch_backplane import distributed
+
+    distributed.register()
 if settings.has_sanitizer():
     from torch_backplane.testing import sanitizer
 

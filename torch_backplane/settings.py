@@ -69,6 +69,15 @@ VARIABLES: Mapping[str, Variable] = {
         "seed of random delays of up to 0.2 ms; implies asynchronous execution", "a seed, such as `1`", "none",
         "at discovery",
     ),
+    "TORCH_BACKPLANE_HOST_LINK": Variable(
+        "a modelled link: collectives of host devices take at least as long as over it "
+        "([several-devices.md](several-devices.md#a-cluster-on-one-machine))",
+        "a speed, or a speed and a delay, such as `1GiB/s,20us`", "none", "when a process group is created",
+    ),
+    "TORCH_BACKPLANE_COLLECTIVES": Variable(
+        "engine of the collectives of `torch.distributed`; `mpi` and `ucc` need a PyTorch that was built with it",
+        "`gloo`, `mpi`, `ucc`", "`gloo`", "when a process group is created",
+    ),
     "TORCH_BACKPLANE_DISCRETE": Variable(
         "devices in host memory behave as if the CPU could not access it", "`0`, `1`", "`0`", "at discovery"
     ),

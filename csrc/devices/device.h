@@ -21,6 +21,7 @@
 #include "devices/command.h"
 #include "devices/command_timer.h"
 #include "devices/native_graph.h"
+#include "devices/prerequisite.h"
 
 namespace backplane {
 
@@ -154,6 +155,11 @@ class Device {
   virtual bool can_access_peer(const Device& peer) const;
   // Like EventWait, for an event of another device; false: not possible, so the host must wait.
   virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);
+  // Makes the stream wait for a signal of the host; false: not possible, so a host callback or the caller must wait. If
+  // the signal carries an error, the stream's next use or synchronization throws it.
+  virtual bool wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle stream) {
+    return false;
+  }
 
   // --- kernels, on devices with a dialect ----------------------------------------------------------------------------
   // Creates a kernel from text or a binary. Can return before text is built: launches then wait for the build in stream

@@ -110,6 +110,9 @@ class ForwardingDevice : public Device {
   bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
     return inner_->wait_for_peer(inside(peer), event, stream);
   }
+  bool wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle stream) override {
+    return inner_->wait_for_signal(std::move(signal), stream);
+  }
 
   KernelHandle compile(KernelSource source) override {
     return inner_->compile(std::move(source));

@@ -271,6 +271,12 @@ class DriverDevice final : public Device {
     return other != nullptr && can_access_.of(*this, *other);
   }
 
+  bool wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle stream) override {
+    driver_.errors().check();
+    streams_.wait_for_signal(std::move(signal), stream);
+    return true;
+  }
+
   bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
     auto* other = dynamic_cast<DriverDevice*>(&peer);
     return other != nullptr && is_peer(*other) && can_wait_for_.of(*this, *other) &&

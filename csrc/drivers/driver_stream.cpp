@@ -297,6 +297,13 @@ bool DriverStreams::wait_for_peer(DriverStreams& peer, EventHandle handle, Strea
   return true;
 }
 
+void DriverStreams::wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  stream.throw_failure();
+  stream.deferred.submit(signal, std::nullopt);
+  signal->when_set([this] { issue_ready(); });
+}
+
 bool DriverStreams::query_event(EventHandle event) {
   driver_.errors().check();
   if (event_of(event).is_deferred()) {

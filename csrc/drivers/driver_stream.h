@@ -67,7 +67,7 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   }
 };
 
-// While a stream has commands that wait for a kernel build (kernel_build.h), later commands are deferred behind them.
+// While a stream waits for a kernel build or a signal (kernel_build.h), later commands are deferred behind it.
 // Calls that return a result first wait for all of them.
 class DriverStreams {
  public:
@@ -97,17 +97,18 @@ class DriverStreams {
   DriverStream& known(StreamHandle handle) const;
   // Waits for the commands of all streams. An error of a stream is kept for its next synchronization.
   void finish_work();
-  // Called after a build: submits the commands that waited for it.
+  // Called after a build, or when a signal is set: submits the commands that waited for it.
   void issue_ready() noexcept;
 
-  // Executes the command, or defers it behind commands that wait for a kernel build. `build`: the build that the
-  // command itself waits for; can be null.
+  // Executes the command, or defers it behind earlier ones. `build`: the build that it waits for; can be null.
   void submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build);
   // Execute the command immediately.
   void record_event(const EventRecord& command, DriverStream& stream);
   void wait_event(const EventWait& command, DriverStream& stream);
   // Makes a stream wait for an event of `peer`. Returns false if the launcher does not support it.
   bool wait_for_peer(DriverStreams& peer, EventHandle event, StreamHandle stream);
+  // Defers later commands until the signal is set.
+  void wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle stream);
 
   // Exists while a command is submitted. The constructor blocks while too many commands are pending (kMostWaiting).
   class Submission {

@@ -45,11 +45,11 @@ bool DeferredCommands::is_waiting() const {
   return issuing_ || !commands_.empty();
 }
 
-void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, StoredCommand command) {
+void DeferredCommands::submit(c10::intrusive_ptr<Prerequisite> prerequisite, std::optional<StoredCommand> command) {
   bool many = false;
   {
     std::lock_guard<std::mutex> guard(lock_);
-    commands_.push_back({std::move(kernel), std::move(command)});
+    commands_.push_back({std::move(prerequisite), std::move(command)});
     many = commands_.size() >= kMostWaiting;
     update();
   }
@@ -67,7 +67,7 @@ void DeferredCommands::issue_ready() noexcept {
   }
   issuing_ = true;
   issuer_ = std::this_thread::get_id();
-  while (!commands_.empty() && (!commands_.front().kernel || commands_.front().kernel->is_over())) {
+  while (!commands_.empty() && (!commands_.front().prerequisite || commands_.front().prerequisite->is_over())) {
     Waiting next = std::move(commands_.front());
     commands_.pop_front();
     guard.unlock();
@@ -99,10 +99,10 @@ void DeferredCommands::issue_all() noexcept {
     if (commands_.empty()) {
       return;
     }
-    const auto kernel = commands_.front().kernel;
+    const auto prerequisite = commands_.front().prerequisite;
     guard.unlock();
-    if (kernel) {
-      kernel->wait();
+    if (prerequisite) {
+      prerequisite->wait();
     }
   }
 }
@@ -121,10 +121,12 @@ void DeferredCommands::rethrow() {
 
 void DeferredCommands::issue(Waiting waiting) noexcept {
   try {
-    if (waiting.kernel) {
-      waiting.kernel->check();
+    if (waiting.prerequisite) {
+      waiting.prerequisite->check();
     }
-    execute_(waiting.stored.command());
+    if (waiting.stored.has_value()) {
+      execute_(waiting.stored->command());
+    }
   } catch (...) {
     keep_failure(std::current_exception());
   }

@@ -2,11 +2,10 @@
 //
 // A `KernelBuild` is executed by the first thread that gets to it: a thread of the pool of
 // torch_backplane.drivers.builds, or a thread that needs the kernel. `DeferredCommands` holds the commands of a stream
-// that were submitted behind the launch of a kernel that is not built. They execute in order as builds finish, in the
-// thread that finished a build or in a thread that uses the stream.
+// that were submitted behind a prerequisite: the launch of a kernel that is not built, or a wait for a signal of the
+// host. They execute in order as builds finish and signals are set, in the thread that did this or in a thread that
+// uses the stream.
 #pragma once
-
-#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -14,28 +13,28 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "devices/command.h"
+#include "devices/prerequisite.h"
 
 namespace backplane {
 
-class KernelBuild : public c10::intrusive_ptr_target {
+class KernelBuild : public Prerequisite {
  public:
   bool is_built() const noexcept {
     return state_.load(std::memory_order_acquire) == State::Built;
   }
-  // The build has succeeded or failed.
-  bool is_over() const noexcept {
+  bool is_over() const noexcept override {
     return state_.load(std::memory_order_acquire) >= State::Built;
   }
-  // Throws the error of the build if it failed. Requires is_over().
-  void check() const;
+  void check() const override;
   // Does the build, unless it has been started. Never throws.
   void run() noexcept;
-  // Waits for the build; does it if it has not been started. The caller does not hold the GIL.
-  void wait() noexcept;
+  // Waits for the build; does it if it has not been started.
+  void wait() noexcept override;
 
  protected:
   virtual void build() = 0; // called once; its exception is kept for check()
@@ -63,23 +62,23 @@ class DeferredCommands {
   }
   // True while a command has not been submitted to the driver.
   bool is_waiting() const;
-  // Appends a command. It executes when `kernel` (can be null) is built and all earlier commands have executed. This
-  // can be before submit() returns; no lock is held then. An exception is kept for rethrow(). If kMostWaiting commands
-  // are deferred, waits until they have executed.
-  void submit(c10::intrusive_ptr<KernelBuild> kernel, StoredCommand command);
+  // Appends a command (nullopt: only a wait). It executes when `prerequisite` (can be null) is over and all earlier
+  // commands have executed. This can be before submit() returns; no lock is held then. An exception, also the
+  // prerequisite's, is kept for rethrow(). If kMostWaiting commands are deferred, waits until they have executed.
+  void submit(c10::intrusive_ptr<Prerequisite> prerequisite, std::optional<StoredCommand> command);
   // Executes the first commands that do not have to wait. Never throws.
   void issue_ready() noexcept;
-  // Waits for the builds and executes all deferred commands. Never throws.
+  // Waits for the prerequisites and executes all deferred commands. Never throws.
   void issue_all() noexcept;
   // Keeps an exception for rethrow(), unless there already is one.
   void keep_failure(std::exception_ptr failure) noexcept;
-  // Throws the kept exception, the first of a command or a build, and clears it.
+  // Throws the kept exception, the first of a command or a prerequisite, and clears it.
   void rethrow();
 
  private:
   struct Waiting {
-    c10::intrusive_ptr<KernelBuild> kernel;
-    StoredCommand stored;
+    c10::intrusive_ptr<Prerequisite> prerequisite;
+    std::optional<StoredCommand> stored;
   };
 
   void issue(Waiting waiting) noexcept;

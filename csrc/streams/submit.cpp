@@ -79,4 +79,31 @@ void submit_now(c10::Stream stream, StreamHandle queue, const Command& command) 
   }
 }
 
+void wait_for_signal(const c10::intrusive_ptr<HostSignal>& signal, c10::Stream stream) {
+  if (signal->is_over()) {
+    signal->check();
+    return;
+  }
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it makes the captured stream wait for the host");
+  }
+  Device& owner = device(stream.device_index());
+  if (owner.wait_for_signal(signal, stream_handle(stream))) {
+    return;
+  }
+  if (owner.defers_operators()) {
+    const auto wait = [signal](char* const*, const uint64_t*) {
+      signal->wait();
+      signal->check();
+    };
+    submit(stream, HostCallback{make_host_function("wait for a signal", wait)});
+    return;
+  }
+  {
+    const GilReleased released;
+    signal->wait();
+  }
+  signal->check();
+}
+
 } // namespace backplane

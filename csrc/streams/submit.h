@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "devices/command.h"
+#include "devices/prerequisite.h"
 #include "streams/capture.h"
 
 namespace backplane {
@@ -42,5 +43,9 @@ std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> 
 // Submits the command to the device, without capture. `queue` is the stream's queue. The stream's next synchronization
 // throws exceptions of host callbacks (streams/device_errors.h).
 void submit_now(c10::Stream stream, StreamHandle queue, const Command& command);
+
+// Makes the stream wait for a signal of the host. If the stream cannot, the calling thread waits. An error of the
+// signal is thrown here, or by the stream's next use or synchronization. Throws if the stream is being captured.
+void wait_for_signal(const c10::intrusive_ptr<HostSignal>& signal, c10::Stream stream);
 
 } // namespace backplane

@@ -418,6 +418,18 @@ class Device(ABC):
         for done in range(0, nbytes, FILL_CHUNK):
             self.copy_in(handle, offset + done, chunk[: nbytes - done], stream)
 
+    def collectives(self, options: Any) -> Any:
+        """Create the c10d backend of a process group whose ranks use this device. Optional.
+
+        Args:
+            options: c10d's DistributedBackendOptions: store, group_rank, group_size, timeout, group_id.
+
+        Returns:
+            A `torch._C._distributed_c10d.Backend` for tensors of this device, or None, the default: an engine for CPU
+            tensors does the communication (`torch_backplane/distributed.py`).
+        """
+        return None
+
     # --- kernels, on devices whose properties name a dialect ----------------------------------------------------------
 
     def compile(self, text: str, entry: str) -> Any:

@@ -1,0 +1,109 @@
+"""Tests of data, sharded and tensor parallel training: losses do not depend on the number of ranks."""
+
+from __future__ import annotations
+
+import json
+
+import on_opencl
+import pytest
+import ranks
+from test_collectives import DEVICES
+
+TRAIN = """
+import json
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+
+if size > 1 or KIND != "single":
+    start()
+torch.manual_seed(0)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+model = nn.Sequential(nn.Linear(8, 16), Block(), Block(), nn.Linear(16, 1)).to("bp")
+parallel = model
+if KIND == "ddp":
+    parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
+elif KIND == "unused":
+    model.unused = nn.Linear(4, 4).to("bp")
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True, gradient_as_bucket_view=True)
+elif KIND == "hook":
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel.register_comm_hook(None, default_hooks.allreduce_hook)
+elif KIND == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("bp", (size,))
+    for part in model:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+elif KIND == "tp":
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("bp", (size,))
+    for block in model[1:3]:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.02)
+data = torch.Generator().manual_seed(1)
+losses = []
+for step in range(6):
+    x = torch.randn(8, 8, generator=data)
+    y = x.sum(1, keepdim=True)
+    share = slice(None) if KIND in ("tp", "single") else slice(rank * 8 // size, (rank + 1) * 8 // size)
+    halves = x[share].to("bp").chunk(2), y[share].to("bp").chunk(2)
+    optimizer.zero_grad()
+    total = 0.0
+    for number, (inputs, targets) in enumerate(zip(*halves)):
+        last = number == len(halves[0]) - 1
+        loss = nn.functional.mse_loss(parallel(inputs), targets) / len(halves[0])
+        if KIND == "ddp" and not last:
+            with parallel.no_sync():
+                loss = nn.functional.mse_loss(parallel(inputs), targets) / len(halves[0])
+                loss.backward()
+        else:
+            loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    if KIND not in ("tp", "single"):
+        dist.all_reduce(total, op=dist.ReduceOp.AVG)
+    losses.append(total.item())
+if dist.is_initialized():
+    dist.destroy_process_group()
+print(json.dumps(losses))
+"""
+
+
+def losses(kind: str, size: int, devices: dict[str, str]) -> list[float]:
+    outputs = ranks.run(f"KIND = {kind!r}\n{TRAIN}", size, **devices)
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
+    assert all(one == pytest.approx(found[0], abs=1e-6) for one in found)
+    return found[0]
+
+
+@pytest.fixture(scope="module", params=["host", "discrete-host", "opencl"])
+def single(request: pytest.FixtureRequest) -> tuple[dict[str, str], list[float]]:
+    """The devices, and the losses of one process without torch.distributed."""
+    if request.param == "opencl":
+        on_opencl.require_platform()
+    devices = DEVICES[request.param]
+    return devices, losses("single", 1, devices)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "unused", "hook", "fsdp", "tp"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_losses_do_not_depend_on_the_number_of_ranks(
+    single: tuple[dict[str, str], list[float]], kind: str, size: int
+) -> None:
+    devices, expected = single
+    assert losses(kind, size, devices) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert expected[-1] < expected[0]

@@ -1,0 +1,64 @@
+"""Runs a program in several processes that form a process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+PREAMBLE = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def start(backend=None, **options):
+    dist.init_process_group(backend, init_method="file://" + os.environ["STORE"], rank=rank, world_size=size, **options)
+
+
+def filled(value, *shape, dtype=torch.float32):
+    return torch.full(shape, value, device="bp").to(dtype)
+
+"""
+
+
+@contextlib.contextmanager
+def started(code: str, size: int, **env: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts `size` processes that run PREAMBLE and `code`. Kills those that are left at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program.py")
+        program.write_text(PREAMBLE + code, encoding="utf-8")
+        given = {**os.environ, "WORLD_SIZE": str(size), "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1", **env}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(program)], env={**given, "RANK": str(rank)}, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def run(code: str, size: int, timeout: float = 120, **env: str) -> Sequence[str]:
+    """Runs `code` on `size` ranks and returns what each has printed. Fails if one fails."""
+    with started(code, size, **env) as processes:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        failed = [
+            f"--- rank {rank} exited with {process.returncode}\n{output}"
+            for rank, (process, output) in enumerate(zip(processes, outputs, strict=True))
+            if process.returncode != 0
+        ]
+    assert not failed, "\n".join(failed)
+    return outputs

@@ -1,0 +1,105 @@
+"""The c10d backend of bp, `backplane`: torch.distributed for bp tensors.
+
+Registered when torch_backplane is imported. It is the default backend for bp, so `init_process_group()` selects it, and
+`init_process_group("cpu:gloo,bp:backplane")` adds Gloo for CPU tensors. A driver can bring its own collectives
+(Device.collectives). Otherwise an engine for CPU tensors does the communication, on host memory that it shares with the
+device, or on copies in pinned memory (csrc/distributed/).
+
+TORCH_BACKPLANE_COLLECTIVES=gloo          the engine: gloo, or mpi or ucc if PyTorch was built with it
+TORCH_BACKPLANE_HOST_LINK=1GiB/s,20us     a modelled link: collectives of host devices take at least as long as over it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_backplane import _C, drivers
+from torch_backplane.drivers.base import SettingError
+from torch_backplane.drivers.sizes import parse_size
+
+NAME = "backplane"
+ENGINES = ("gloo", "mpi", "ucc")
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, as the default for bp."""
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["bp"])
+
+
+def engine_name() -> str:
+    """Return TORCH_BACKPLANE_COLLECTIVES, "gloo" by default.
+
+    Raises:
+        SettingError: it is not the name of an engine, or this PyTorch was built without it.
+    """
+    name = os.environ.get("TORCH_BACKPLANE_COLLECTIVES", "gloo").strip()
+    if name not in ENGINES:
+        raise SettingError(f"TORCH_BACKPLANE_COLLECTIVES={name!r} is not one of {', '.join(ENGINES)}")
+    if not getattr(dist, f"is_{name}_available")():
+        raise SettingError(f"TORCH_BACKPLANE_COLLECTIVES={name!r}: this PyTorch was built without {name}")
+    return name
+
+
+def host_link() -> tuple[float, float] | None:
+    """Return the modelled link, TORCH_BACKPLANE_HOST_LINK.
+
+    Returns:
+        The delay of a transfer in seconds, and the speed in bytes per second. None if the variable is not set.
+
+    Raises:
+        SettingError: it is malformed.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_LINK")
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([^,/]+)/s\s*(?:,\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*)?", text)
+    if found is None:
+        raise SettingError(
+            f"TORCH_BACKPLANE_HOST_LINK={text!r} is not a link: write a speed, or a speed and a delay, such as 1GiB/s,20us"
+        )
+    delay = float(found[2]) * _TIMES[found[3]] if found[2] else 0.0
+    return delay, float(parse_size(found[1], "TORCH_BACKPLANE_HOST_LINK"))
+
+
+def _create(options: Any, backend_options: Any) -> dist.distributed_c10d.Backend:
+    """Create the backend of a process group, for torch.distributed.
+
+    Args:
+        options: c10d's DistributedBackendOptions.
+        backend_options: not supported; None.
+
+    Raises:
+        ValueError: `backend_options` is not None.
+        RuntimeError: there is no bp device.
+    """
+    if backend_options is not None:
+        raise ValueError(f"the {NAME} backend has no options, but got pg_options={backend_options!r}")
+    index = torch.bp.current_device()
+    device = drivers.device(index)
+    own = device.collectives(options) if isinstance(device, drivers.Device) else None
+    if own is not None:
+        return own
+    link = host_link() if _C.device_properties(index).driver == "host" else None
+    return _C.make_distributed_backend(_engine(options), link)
+
+
+def _engine(options: Any) -> dist.distributed_c10d.Backend:
+    c10d = dist.distributed_c10d
+    timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
+    match engine_name():
+        case "mpi":
+            return c10d.ProcessGroupMPI.create(list(options.global_ranks_in_group))
+        case "ucc":
+            return c10d.ProcessGroupUCC(options.store, options.group_rank, options.group_size, timeout=timeout)
+    engine = c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=timeout)
+    engine.options.global_ranks_in_group = list(options.global_ranks_in_group)
+    engine.options.group_name = options.group_id
+    engine._set_sequence_number_for_group()
+    return engine
