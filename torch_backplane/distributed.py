@@ -1,7 +1,7 @@
 """The c10d backend of bp, `backplane`: torch.distributed for bp tensors.
 
-Registered when torch_backplane is imported. It is the default backend for bp, so `init_process_group()` selects it, and
-`init_process_group("cpu:gloo,bp:backplane")` adds Gloo for CPU tensors. A driver can bring its own collectives
+Registered when torch_backplane is imported. `init_process_group()` selects it for bp tensors, and Gloo for CPU tensors.
+A driver can bring its own collectives
 (Device.collectives). Otherwise an engine for CPU tensors does the communication, on host memory that it shares with the
 device, or on copies in pinned memory (csrc/distributed/).
 
@@ -11,8 +11,10 @@ TORCH_BACKPLANE_HOST_LINK=1GiB/s,20us     a modelled link: collectives of host d
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +33,29 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 def register() -> None:
     """Register the backend with torch.distributed, as the default for bp."""
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["bp"])
+    init_process_group = _with_default(dist.init_process_group)
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+
+
+def _with_default(init_process_group: Callable[..., None]) -> Callable[..., None]:
+    """Give `init_process_group()` a backend if the process has bp devices.
+
+    Without a name, PyTorch would create a group for bp tensors only, of the type of Gloo, which
+    DistributedDataParallel does not find.
+    """
+
+    @functools.wraps(init_process_group)
+    def function(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if backend is None and kwargs.get("device_id") is None and _is_for_bp():
+            backend = f"cpu:gloo,bp:{NAME}" if dist.is_gloo_available() else NAME
+        init_process_group(backend, *args, **kwargs)
+
+    return function
+
+
+def _is_for_bp() -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == "bp" and torch.bp.is_available()
 
 
 def engine_name() -> str:
@@ -62,7 +87,8 @@ def host_link() -> tuple[float, float] | None:
     found = re.fullmatch(r"\s*([^,/]+)/s\s*(?:,\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*)?", text)
     if found is None:
         raise SettingError(
-            f"TORCH_BACKPLANE_HOST_LINK={text!r} is not a link: write a speed, or a speed and a delay, such as 1GiB/s,20us"
+            f"TORCH_BACKPLANE_HOST_LINK={text!r} is not a link: write a speed, or a speed and a delay, "
+            "such as 1GiB/s,20us"
         )
     delay = float(found[2]) * _TIMES[found[3]] if found[2] else 0.0
     return delay, float(parse_size(found[1], "TORCH_BACKPLANE_HOST_LINK"))

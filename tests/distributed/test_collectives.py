@@ -9,9 +9,11 @@ import ranks
 DEVICES = {
     "host": {"TORCH_BACKPLANE_DRIVERS": "host"},
     "late-host": {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DELAYS": "3"},
-    "discrete-host": {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "1", "TORCH_BACKPLANE_FALLBACK": "silent"},
+    "discrete-host": {
+        "TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "1", "TORCH_BACKPLANE_FALLBACK": "silent",
+    },
     "opencl": {"TORCH_BACKPLANE_DRIVERS": "opencl"},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=DEVICES)
@@ -173,8 +175,9 @@ moves = [broadcast, all_gather, all_gather_into_tensor, gather, scatter, all_to_
          any_source, all_to_all_uneven, all_to_all]
 reduces = [all_reduce, all_reduce_later, reduce, reduce_scatter, reduce_scatter_tensor, coalesced]
 shapes = [(4, 3), (size, 1), (7, 5, 2)]
+dtypes = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.uint8, torch.int8]
 for number, function in enumerate(reduces + moves):
-    for dtype in (torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.uint8, torch.int8)[:: 1 + number % 2]:
+    for dtype in dtypes[:: 1 + number % 2]:
         check(function, torch.randint(0, 9, shapes[number % 3]).to(dtype))
 for op in ("MIN", "MAX", "PRODUCT"):
     check(all_reduce, torch.randint(1, 4, (5,)), op=getattr(dist.ReduceOp, op))
@@ -234,6 +237,10 @@ import torch.distributed._functional_collectives as functional_collectives
 
 start()
 assert dist.group.WORLD._get_backend(torch.device("bp")).name() == "backplane"
+for device in ("cpu", "bp"):
+    x = torch.ones(2, device=device)
+    dist.all_reduce(x)
+    assert x.tolist() == [size] * 2
 x = filled(1.0, 4)
 dist.all_reduce(x)
 assert x.tolist() == [size] * 4
@@ -423,4 +430,5 @@ os._exit(0)
 def test_abort_ends_waits(devices: dict[str, str]) -> None:
     with ranks.started(ABORT, 2, **devices) as processes:
         output = processes[0].communicate(timeout=60)[0]
-    assert "aborted" in output and "refused" in output, output
+    assert "aborted" in output, output
+    assert "refused" in output, output

@@ -33,7 +33,7 @@ parallel = model
 if KIND == "ddp":
     parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
 elif KIND == "unused":
-    model.unused = nn.Linear(4, 4).to("bp")
+    model[1].unused = nn.Linear(4, 4).to("bp")
     parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True, gradient_as_bucket_view=True)
 elif KIND == "hook":
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -53,7 +53,7 @@ elif KIND == "tp":
     mesh = init_device_mesh("bp", (size,))
     for block in model[1:3]:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.02)
+optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.02, foreach=KIND != "tp")  # tp mixes DTensors and tensors
 data = torch.Generator().manual_seed(1)
 losses = []
 for step in range(6):

@@ -11,7 +11,9 @@ import paths
 import pytest
 
 # From lowest to highest. A folder can include its own files and those of the folders before it.
-CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "graphs", "distributed", "python")
+CSRC = (
+    "devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "graphs", "distributed", "python",
+)  # fmt: skip
 # What each part of the package can import besides itself.
 PACKAGE = {
     "kernels": set(),
