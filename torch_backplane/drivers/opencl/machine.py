@@ -12,7 +12,7 @@ from torch_backplane.drivers.base import Finding
 
 SYS, DEV = Path("/sys"), Path("/dev")
 CLASSES = ("0x03", "0x12")  # PCI: display controllers, processing accelerators
-NODES = ("dri/renderD*", "kfd", "nvidia[0-9]*")  # device nodes that OpenCL implementations open
+NODES = ("dri/render*", "kfd", "nvidia[0-9]*")  # device nodes that OpenCL implementations open
 CPU = "apt-get install pocl-opencl-icd"
 
 
