@@ -14,7 +14,7 @@ from torch_backplane.cli import app
 
 # A driver whose second device ends the process when memory is allocated.
 THREE = "return [MinimalDevice(), Crashing(), MinimalDevice()]"
-SECOND_CRASHES = MINIMAL.replace("return [MinimalDevice()]", THREE) + '''
+SECOND_CRASHES = MINIMAL.replace("return [MinimalDevice()]", THREE).replace('"Minimal"', f"'{'long name ' * 9}'") + '''
 import os
 class Crashing(MinimalDevice):
     def allocate(self, nbytes): os.abort()

@@ -148,7 +148,7 @@ def show(report: Report) -> None:
             console.print(f" - {text}", markup=False)
     if report.devices:
         console.print("\n[bold]A small program on each device[/] (a training step of two layers, float32)")
-        console.print(_device_table(report.devices))
+        console.print(_device_table(report.devices, console.width))
         console.print("speed: the CPU's time divided by the device's; results: compared with the CPU's", style="dim")
     for device in report.devices:
         for line in _remarks(device):
@@ -156,16 +156,20 @@ def show(report: Report) -> None:
     console.print(f"\n{_verdict(report.devices)}", markup=False)
 
 
-def _device_table(devices: list[dict[str, Any]]) -> Any:
+def _device_table(devices: list[dict[str, Any]], width: int) -> Any:
     from rich.table import Table
 
+    numbers = {"first run": 9, "later": 8, "CPU": 8, "speed": 6}  # columns and their widths
+    driver = min(12, max(len("driver"), *(len(device["driver"]) for device in devices)))
+    name = width - len("device" + "results") - driver - sum(numbers.values()) - 2 * 7  # spaces between columns
+
     table = Table(box=None, pad_edge=False)
-    table.add_column("device", no_wrap=True, min_width=6)
-    table.add_column("driver", no_wrap=True, overflow="ellipsis", min_width=6, max_width=12)
-    table.add_column("name", no_wrap=True, overflow="ellipsis")  # the only column that becomes narrower
-    for column, width in {"first run": 9, "later": 8, "CPU": 8, "speed": 6}.items():
-        table.add_column(column, no_wrap=True, justify="right", min_width=width)
-    table.add_column("results", no_wrap=True, min_width=7)
+    table.add_column("device", no_wrap=True)
+    table.add_column("driver", no_wrap=True, overflow="ellipsis", max_width=driver)
+    table.add_column("name", no_wrap=True, overflow="ellipsis", max_width=max(name, 4))
+    for column, least in numbers.items():
+        table.add_column(column, no_wrap=True, justify="right", min_width=least)
+    table.add_column("results", no_wrap=True)
     for device in devices:
         cells = ["–", "–", "–", "–", "[red]failed[/]"]
         if "works" in device:

@@ -1,4 +1,4 @@
-"""The part of `doctor` that uses drivers and devices: a process of its own, because both can crash it.
+"""The part of `doctor` that uses drivers and devices: a separate process, because both can crash it.
 
     python -m torch_backplane.cli.doctor_worker FILE FIRST
 
@@ -40,6 +40,9 @@ def main(path: str, first: int) -> None:
                 return
         tell("drivers", findings={name: [asdict(one) for one in found] for name, found in findings.items()})
         tell("warnings", texts=[str(one.message).removeprefix("torch_backplane: ") for one in caught])
+        # Before a device is used: threads of an OpenCL implementation for CPUs slow down those of the CPU kernels.
+        step = program(torch.device("cpu"))
+        expected, cpu_seconds = step(), fastest(step)
         for index in range(first, _C.device_count()):
             properties = _C.device_properties(index)
             facts = {
@@ -48,33 +51,36 @@ def main(path: str, first: int) -> None:
             }  # fmt: skip
             tell("begin", **facts)
             try:
-                tell("device", **facts, **trial(torch.device("bp", index)))
+                result = trial(torch.device("bp", index), expected)
+                tell("device", **facts, cpu_seconds=cpu_seconds, **result)
             except Exception as error:
                 tell("device", **facts, error=f"{type(error).__name__}: {error}")
 
 
-def trial(device: torch.device) -> dict[str, Any]:
-    """Run the program on a device and on the CPU.
+def trial(device: torch.device, expected: list[torch.Tensor]) -> dict[str, Any]:
+    """Run the program on a device.
+
+    Args:
+        device: the device.
+        expected: the results of the program on the CPU.
 
     Returns:
-        The seconds of the first run, and of the fastest later run on both; the largest relative difference of the
-        results; the number of operators that fell back to the CPU with copies.
+        The seconds of the first run, and of the fastest later run; the largest difference of the results from the
+        CPU's, relative to the largest element; the number of operators that fell back to the CPU with copies.
     """
     before = fallbacks()
     start = time.perf_counter()
-    results = program(device)()
+    step = program(device)
+    results = step()
     first = time.perf_counter() - start
     after = fallbacks()
-    expected = program(torch.device("cpu"))()
     difference = max(
         ((result - one).abs().max() / one.abs().max()).nan_to_num(torch.inf).item()
         for result, one in zip(results, expected, strict=True)
     )
-    seconds, cpu_seconds = fastest(program(device), program(torch.device("cpu")))
     return {
         "first": first,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
+        "seconds": fastest(step),
         "difference": difference,
         "works": difference < MOST_DIFFERENCE,
         "fallbacks": 0 if _C.device_properties(device.index).host_accessible else after - before,
@@ -100,18 +106,14 @@ def program(device: torch.device) -> Callable[[], list[torch.Tensor]]:
     return step
 
 
-def fastest(*steps: Callable[[], object]) -> list[float]:
-    """Return the seconds of the fastest of several runs of each step. The steps alternate."""
-    best = [float("inf")] * len(steps)
-    end = time.perf_counter() + LONGEST
-    repetitions = 0
-    while repetitions < 3 or time.perf_counter() < end:
-        for number, step in enumerate(steps):
-            start = time.perf_counter()
-            step()
-            best[number] = min(best[number], time.perf_counter() - start)
-        repetitions += 1
-    return best
+def fastest(step: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several runs."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < LONGEST:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def fallbacks() -> int:
