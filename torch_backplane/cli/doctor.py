@@ -26,6 +26,7 @@ class Report:
     findings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by driver
     warnings: list[str] = field(default_factory=list)
     devices: list[dict[str, Any]] = field(default_factory=list)
+    cpu: float = 0.0  # seconds of the program on the CPU
     crash: str = ""  # how the process ended while the drivers were asked
     setting: str = ""  # the error of a malformed environment variable
 
@@ -66,6 +67,7 @@ def examine(settings: dict[str, str], first: int = 0) -> Report:
         report.findings = facts.get("drivers", {}).get("findings", {})
         report.warnings = facts.get("warnings", {}).get("texts", [])
         report.setting = facts.get("setting", {}).get("text", "")
+        report.cpu = facts.get("cpu", {}).get("seconds", report.cpu)
         begun = facts.get("begin")
         if begun is None or any(device["index"] == begun["index"] for device in report.devices):
             report.crash = "" if report.findings or report.setting else ending
@@ -148,7 +150,7 @@ def show(report: Report) -> None:
             console.print(f" - {text}", markup=False)
     if report.devices:
         console.print("\n[bold]A small program on each device[/] (a training step of two layers, float32)")
-        console.print(_device_table(report.devices, console.width))
+        console.print(_device_table(report, console.width))
         console.print("speed: the CPU's time divided by the device's; results: compared with the CPU's", style="dim")
     for device in report.devices:
         for line in _remarks(device):
@@ -156,11 +158,11 @@ def show(report: Report) -> None:
     console.print(f"\n{_verdict(report.devices)}", markup=False)
 
 
-def _device_table(devices: list[dict[str, Any]], width: int) -> Any:
+def _device_table(report: Report, width: int) -> Any:
     from rich.table import Table
 
     numbers = {"first run": 9, "later": 8, "CPU": 8, "speed": 6}  # columns and their widths
-    driver = min(12, max(len("driver"), *(len(device["driver"]) for device in devices)))
+    driver = min(12, max(len("driver"), *(len(device["driver"]) for device in report.devices)))
     name = width - len("device" + "results") - driver - sum(numbers.values()) - 2 * 7  # spaces between columns
 
     table = Table(box=None, pad_edge=False)
@@ -170,11 +172,11 @@ def _device_table(devices: list[dict[str, Any]], width: int) -> Any:
     for column, least in numbers.items():
         table.add_column(column, no_wrap=True, justify="right", min_width=least)
     table.add_column("results", no_wrap=True)
-    for device in devices:
+    for device in report.devices:
         cells = ["–", "–", "–", "–", "[red]failed[/]"]
         if "works" in device:
-            times = (device["first"], device["seconds"], device["cpu_seconds"])
-            speed = f"{device['cpu_seconds'] / device['seconds']:.2g}×"
+            times = (device["first"], device["seconds"], report.cpu)
+            speed = f"{report.cpu / device['seconds']:.2g}×"
             cells = [*map(_time, times), speed, "[green]equal[/]" if device["works"] else "[red]wrong[/]"]
         table.add_row(f"bp:{device['index']}", device["driver"], device["name"], *cells)
     return table
