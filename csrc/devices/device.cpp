@@ -279,7 +279,6 @@ c10::DeviceIndex checked_index(c10::DeviceIndex index) {
   if (index == -1) {
     index = current;
   }
-  TORCH_CHECK(count > 0, "no bp device is available: `python -m torch_backplane info` shows what was searched");
   TORCH_CHECK(
       index >= 0 && index < count, "bp error: invalid device ordinal: bp:", static_cast<int>(index), ", but there ",
       count == 1 ? "is 1 device (bp:0)"

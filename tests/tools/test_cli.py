@@ -37,7 +37,7 @@ def backplane(*arguments: str) -> Result:
 def test_help_names_every_command() -> None:
     result = backplane("--help")
     assert result.exit_code == 0
-    for command in ("devices", "info", "conformance", "ops", "audit"):
+    for command in ("devices", "doctor", "info", "conformance", "ops", "audit"):
         assert command in result.stdout
 
 
@@ -85,9 +85,13 @@ def test_devices_as_json(tmp_path: Path) -> None:
 
 
 def test_skipped_driver_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "failures", lambda: {"opencl": "OSError: libOpenCL.so.1 [not found]"})
+    finding = drivers.Finding("PyOpenCL", False, "OSError: libOpenCL.so.1 [not found]", "pip install pyopencl[x]")
+    monkeypatch.setattr(drivers, "findings", lambda: {"opencl": (finding,)})
+    monkeypatch.setattr(drivers, "reasons", lambda: {"opencl": f"{finding.what}: {finding.found} ({finding.remedy})"})
     for command in ("devices", "info"):
-        assert "OSError: libOpenCL.so.1 [not found]" in backplane(command).stdout
+        told = backplane(command).stdout
+        assert "OSError: libOpenCL.so.1 [not found]" in told
+        assert "(pip install pyopencl[x])" in told
 
 
 def test_invalid_environment_variable_is_an_error() -> None:

@@ -18,7 +18,6 @@ FORK_MESSAGE = (
     "Cannot re-initialize bp in forked subprocess. To use bp with multiprocessing, you must use the 'spawn' start "
     "method"
 )
-NO_DEVICE_MESSAGE = "no bp device is available: `python -m torch_backplane info` shows what was searched"
 
 
 class DeferredBpCallError(Exception):
@@ -77,7 +76,7 @@ def _lazy_init() -> None:
             return
         _discover()
         if _C.device_count() == 0:
-            raise RuntimeError(NO_DEVICE_MESSAGE)
+            raise RuntimeError(drivers.no_device_message())
         _thread.initializing = True
         try:
             while _deferred:

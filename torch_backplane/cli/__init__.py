@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit | tune | memory`.
+"""The command line: `python -m torch_backplane devices | doctor | info | conformance | ops | audit | tune | memory`.
 
 One file per command. Commands import most of their dependencies when they run, so that `--help` is fast.
 """
@@ -10,6 +10,7 @@ import typer
 from torch_backplane.cli.audit import audit
 from torch_backplane.cli.conformance import conformance
 from torch_backplane.cli.devices import devices
+from torch_backplane.cli.doctor import doctor
 from torch_backplane.cli.info import info
 from torch_backplane.cli.memory import memory
 from torch_backplane.cli.ops import ops
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (devices, info, conformance, ops, audit, tune):
+for command in (devices, doctor, info, conformance, ops, audit, tune):
     app.command()(command)
 app.add_typer(memory, name="memory")
 

@@ -34,7 +34,7 @@ def devices(
     for device in found:
         table.add_row(f"bp:{device.index}", device.driver, device.name, bytes_text(device.total_memory))
     if not found:
-        console.print("No devices. `python -m torch_backplane info` shows what was searched.")
+        console.print("No devices. `python -m torch_backplane doctor` shows what to do.")
     elif not verbose:
         console.print(table)
     for device in found if verbose else ():
@@ -49,6 +49,6 @@ def devices(
             "dtypes": facts.dtype_summary(device.dtypes),
         }.items():
             console.print(f"  {title + ':':17}{value}", markup=False, soft_wrap=True)
-    for name, reason in drivers.failures().items():
-        console.print(f"[yellow]driver {name} was skipped:[/] ", end="")
+    for name, reason in drivers.reasons().items():
+        console.print(f"[yellow]driver {name} has no devices.[/] ", end="")
         console.print(reason, markup=False)

@@ -19,17 +19,23 @@ def _pairs(facts: dict[str, str]) -> list[str]:
 
 
 def _driver_lines() -> list[str]:
-    """Return lines about the installed drivers, errors of drivers that failed, and the devices."""
+    """Return lines about the installed drivers, what they looked for, and the devices."""
     from torch_backplane import drivers
     from torch_backplane.cli import facts
     from torch_backplane.cli.console import bytes_text
 
-    lines = [f"- {name}: `{point.value}`" for name, point in drivers.available().items()]
+    installed = drivers.available()
     try:
         devices = facts.devices()
     except ValueError as error:  # wrong settings: this command must still work
+        lines = [f"- {name}: `{point.value}`" for name, point in installed.items()]
         return [*lines, "", f"Devices could not be discovered: {error}"]
-    lines += [f"- {name} **failed**: {error}" for name, error in drivers.failures().items()]
+    lines = []
+    for name, findings in drivers.findings().items():
+        lines.append(f"- {name}: `{installed[name].value}`" if name in installed else f"- {name}")
+        for finding in findings:
+            told = finding.found if finding.ok else f"**{finding.found}**"
+            lines.append(f"  - {finding.what}: {told}" + (f" ({finding.remedy})" if finding.remedy else ""))
     lines += ["", "### Devices", ""]
     if not devices:
         return [*lines, "none"]

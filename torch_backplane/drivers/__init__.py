@@ -13,6 +13,7 @@ from torch_backplane.drivers.base import (
     DeviceError,
     DeviceProperties,
     Driver,
+    Finding,
     KernelResources,
     LaunchAttributes,
     NativeDevice,
@@ -25,6 +26,9 @@ from torch_backplane.drivers.discovery import (
     device,
     discover,
     failures,
+    findings,
+    no_device_message,
+    reasons,
     with_kernels,
 )
 from torch_backplane.drivers.libraries import Library, Routine
@@ -36,6 +40,7 @@ __all__ = [
     "DeviceError",
     "DeviceProperties",
     "Driver",
+    "Finding",
     "KernelResources",
     "LaunchAttributes",
     "Library",
@@ -47,5 +52,8 @@ __all__ = [
     "device",
     "discover",
     "failures",
+    "findings",
+    "no_device_message",
+    "reasons",
     "with_kernels",
 ]

@@ -82,6 +82,16 @@ class DeviceError(RuntimeError):
         self.lost = lost
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a driver looked for. The commands `devices`, `info` and `doctor` and error messages show it."""
+
+    what: str  # what the driver looked for: "PyOpenCL"
+    ok: bool  # whether it is there and works
+    found: str  # what was found, or what is wrong: "version 2026.1", "not installed"
+    remedy: str = ""  # a command or a setting that helps: "pip install pyopencl"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
     """Properties of a device. Discovery checks them and skips the driver with a warning if one is invalid."""
@@ -210,6 +220,14 @@ class Driver(ABC):
             SettingError: a setting of the driver is malformed. Discovery fails with this error.
             Exception: discovery skips this driver with a warning.
         """
+
+    def diagnose(self) -> Sequence[Finding]:
+        """Return what `devices` looked for, in the order in which it is needed, and what is missing. Optional.
+
+        Called after `devices`, whether it returned devices, none, or raised an exception. The first finding that is not
+        ok is the reason that errors give if there are no devices. Can take seconds. Must not use bp tensors.
+        """
+        return ()
 
 
 class Device(ABC):

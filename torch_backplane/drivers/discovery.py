@@ -12,16 +12,17 @@ TORCH_BACKPLANE_SANITIZE_KERNELS=1             use only the device of the kernel
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import KINDS, Device, DeviceProperties, Driver, NativeDevice, SettingError
+from torch_backplane.drivers import diagnosis
+from torch_backplane.drivers.base import KINDS, Device, DeviceProperties, Driver, Finding, NativeDevice, SettingError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,6 +34,8 @@ _lock = threading.RLock()
 _running = False
 _with_kernels: list[int] = []
 _failures: dict[str, str] = {}
+_asked: dict[str, Driver] = {}  # the drivers whose devices() discovery has called
+_counts: dict[str, int] = {}  # the number of devices of each driver that did not fail
 _devices: list[Device | NativeDevice] = []
 _warned: set[str] = set()
 
@@ -71,6 +74,31 @@ def available() -> dict[str, EntryPoint]:
 def failures() -> dict[str, str]:
     """Return the reason for each skipped driver, by driver name."""
     return dict(_failures)
+
+
+def findings() -> dict[str, tuple[Finding, ...]]:
+    """Return what each installed driver looked for, by driver name. Can take seconds at the first call.
+
+    Raises:
+        SettingError: see `discover`.
+    """
+    discover()
+    return {name: _findings(name) for name in sorted({*available(), *_failures, *_asked})}
+
+
+def reasons() -> dict[str, str]:
+    """Return why drivers have no devices, by driver name. Drivers that the user has excluded are not in the result."""
+    discover()
+    return {name: _reason(name) for name in sorted({*_counts, *_failures}) if not _counts.get(name)}
+
+
+def no_device_message() -> str:
+    """Return the text of the error that there is no device, with the reason for each installed driver."""
+    parts = [f"{name}: {diagnosis.reason(found)}" for name, found in findings().items()]
+    return (
+        f"no bp device is available. {'; '.join(parts) or 'No driver is installed'}. "
+        "`python -m torch_backplane doctor` shows what was searched, and what to do"
+    )
 
 
 def with_kernels() -> list[int]:
@@ -135,6 +163,9 @@ def choose_devices() -> list[Found]:
         found = ask_drivers(installed, selected_drivers(installed))
         devices = [item for devices in found.values() for item in devices]
         ordered_by_user = "TORCH_BACKPLANE_DRIVERS" in os.environ
+        if ordered_by_user:
+            for name, listed in found.items():
+                _warn_if_empty(name, listed, "TORCH_BACKPLANE_DRIVERS")
         return devices if ordered_by_user else sorted(devices, key=lambda device: device.rank)
     visible = parse_visible_devices(text)
     names = selected_drivers(installed)
@@ -153,10 +184,13 @@ def choose_devices() -> list[Found]:
             )
         devices = found[name]
         if index is not None and index >= len(devices):
+            named = f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names {name}:{index}; driver {name!r} has "
+            if not devices:
+                raise SettingError(f"{named}no devices. {_reason(name)}")
             raise SettingError(
-                f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names {name}:{index}; driver {name!r} has {len(devices)} "
-                f"device{'' if len(devices) == 1 else 's'}, counted from {name}:0"
+                f"{named}{len(devices)} device{'' if len(devices) == 1 else 's'}, counted from {name}:0"
             )
+        _warn_if_empty(name, devices, "TORCH_BACKPLANE_VISIBLE_DEVICES")
         chosen += devices if index is None else [devices[index]]
     return chosen
 
@@ -202,14 +236,15 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[
     if os.environ.get("TORCH_BACKPLANE_TARGET"):
         from torch_backplane.drivers import modelled_devices  # imports the kernel generator
 
-        take_for = partial(modelled_devices.properties_as, modelled_devices.chosen())
+        take_for = functools.partial(modelled_devices.properties_as, modelled_devices.chosen())
     found: dict[str, list[Found]] = {}
     for name in names:
         try:
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
                 raise TypeError(f"{installed[name].value} is not a subclass of torch_backplane.drivers.Driver")
-            listed = cls().devices()
+            driver = _asked[name] = cls()
+            listed = driver.devices()
             if take_for is not None:
                 for device in listed:
                     device.properties = take_for(device.properties)
@@ -218,6 +253,7 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[
                 Found(device, properties, (-cls.priority, KINDS.index(device.properties.kind), name))
                 for device, properties in checked
             ]
+            _counts[name] = len(checked)
         except SettingError:
             raise
         except Exception as error:
@@ -240,6 +276,29 @@ def switch(variable: str) -> bool:
 def sanitizes_kernels() -> bool:
     """Return whether TORCH_BACKPLANE_SANITIZE_KERNELS is 1: the kernel sanitizer's device is then the only one."""
     return switch("TORCH_BACKPLANE_SANITIZE_KERNELS")
+
+
+@functools.cache  # a driver is asked once
+def _findings(name: str) -> tuple[Finding, ...]:
+    if name in _asked or name in _failures:
+        return tuple(diagnosis.examine(_asked.get(name), _failures.get(name)))
+    if sanitizes_kernels():
+        variable = "TORCH_BACKPLANE_SANITIZE_KERNELS"
+    elif name not in selected_drivers(available()):
+        variable = "TORCH_BACKPLANE_DRIVERS"
+    else:
+        variable = "TORCH_BACKPLANE_VISIBLE_DEVICES"
+    return (Finding("settings", False, f"{variable}={os.environ[variable]!r} excludes it", f"unset {variable}"),)
+
+
+def _reason(name: str) -> str:
+    return diagnosis.reason(_findings(name))
+
+
+def _warn_if_empty(name: str, devices: list[Found], variable: str) -> None:
+    """Warn if a driver that the user has named has no devices. Other drivers may have none without a warning."""
+    if not devices:
+        _warn_once(f"{variable} names the driver {name!r}, which has no devices. {_reason(name)}")
 
 
 def _skip(name: str, reason: str) -> None:

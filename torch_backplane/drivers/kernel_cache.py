@@ -7,7 +7,7 @@ TORCH_BACKPLANE_CACHE_SIZE  the maximum size of all entries together, 1GiB by de
 An entry is a file `kernels/ab/abcdef…`, named by a digest of everything that the compiled kernel depends on. It is
 written to a temporary file and renamed, so that processes can share the folder. It contains a digest of its contents:
 a truncated, changed or renamed file is ignored, and the kernel is built and stored again. The folder can be deleted at
-any time.
+any time. `opencl/implementations.py` keeps one more kind of entry here.
 
 The modification time of a file is the time of its last use. If the limit is exceeded, a process removes the least
 recently used files until an eighth of the limit is free. It checks when it writes its first entry, and whenever it has

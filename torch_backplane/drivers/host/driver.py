@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import Driver, SettingError
+from torch_backplane.drivers.base import Driver, Finding, SettingError
 from torch_backplane.drivers.host.device import HostDevice
 from torch_backplane.drivers.sizes import parse_size
 
@@ -30,6 +30,13 @@ class HostDriver(Driver):
         if is_asynchronous():
             _C.make_host_devices_asynchronous(delay_seed())
         return [HostDevice(memory_limit()) for _ in range(device_count())]
+
+    def diagnose(self) -> Sequence[Finding]:
+        count = device_count()
+        if count:
+            return [Finding("host devices", True, str(count))]
+        variable = "TORCH_BACKPLANE_HOST_DEVICES"
+        return [Finding("host devices", False, f"{variable} is 0", f"unset {variable}")]
 
 
 def device_count() -> int:
