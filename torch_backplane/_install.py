@@ -23,7 +23,16 @@ for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable")
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 torch.backends.bp = backends  # type: ignore[attr-defined]
 sys.modules["torch.backends.bp"] = backends
-if settings.has_sanitizer():
+if settings.switch("TORCH_BACKPLANE_SANITIZER"):
     from torch_backplane.testing import sanitizer
 
     sanitizer.enable()
+# Set by `python -m torch_backplane run` for the processes that its program starts.
+if settings.switch("TORCH_BACKPLANE_INTEGRATIONS"):
+    from torch_backplane import integrations
+
+    integrations.enable()
+if settings.switch("TORCH_BACKPLANE_AS_CUDA"):
+    from torch_backplane import as_cuda
+
+    as_cuda.enable()

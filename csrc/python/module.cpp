@@ -21,4 +21,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_interprocess(module);
   backplane::bind_planner_metas(module);
   backplane::bind_sync_watch(module);
+  backplane::bind_cuda_names(module);
 }
