@@ -187,6 +187,10 @@ def _is_nccl_available(original: Function) -> Function:
 def _wrap(owner: Any, name: str, wrap: Callable[[Function], Function]) -> None:
     original = getattr(owner, name)
     function = wrap(original)
+    # Functions are pickled by these names. Those of the original can be of a class that is not public.
+    in_class = isinstance(owner, type)
+    function.__module__ = owner.__module__ if in_class else owner.__name__
+    function.__qualname__ = f"{owner.__qualname__}.{name}" if in_class else name
     setattr(owner, name, function)
     operator = torch.jit._builtins._find_builtin(original)
     if operator is not None:  # TorchScript looks functions up by identity

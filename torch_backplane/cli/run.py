@@ -29,7 +29,8 @@ def run(
     Integrations make libraries such as safetensors and Accelerate accept bp devices. With --as-cuda, programs that were
     written for CUDA run on bp unchanged. Both also apply to processes that the program starts.
 
-    The exit code is the program's, or 2 if it cannot be started.
+    Options precede PROGRAM: what follows is the program's. The exit code is the program's, or 2 if it cannot be
+    started.
     """
     import torch_backplane  # noqa: F401 - brings torch.bp
     from torch_backplane import integrations

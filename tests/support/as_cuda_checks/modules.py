@@ -47,3 +47,5 @@ real = torch.cuda.is_available
 torch.cuda.is_available = lambda: False  # as tests do
 assert not torch.cuda.is_available()
 torch.cuda.is_available = real
+with pytest.raises(NotImplementedError, match="DataParallel is not supported"):
+    torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())
