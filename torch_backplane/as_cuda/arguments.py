@@ -55,7 +55,9 @@ RENAMED_METHODS: dict[Any, dict[str, str]] = {
     torch.nn.Module: {"cuda": "bp"},
     torch.nn.utils.rnn.PackedSequence: {"cuda": "bp"},
 }
-HAVE_IS_CUDA = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage, torch.nn.utils.rnn.PackedSequence)
+HAVE_IS_CUDA: tuple[Any, ...] = (
+    torch.Tensor, torch.UntypedStorage, torch.TypedStorage, torch.nn.utils.rnn.PackedSequence
+)  # fmt: skip
 
 
 def translated(value: Any) -> Any:
@@ -76,8 +78,9 @@ def _device_keyword(original: Function) -> Function:
 
 
 def _any_argument(original: Function) -> Function:
-    if getattr(original, "__defaults__", None):
-        original.__defaults__ = tuple(map(translated, original.__defaults__))  # type: ignore[attr-defined]
+    defaults: tuple[Any, ...] | None = getattr(original, "__defaults__", None)
+    if defaults:
+        original.__defaults__ = tuple(map(translated, defaults))  # type: ignore[attr-defined]
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:

@@ -41,7 +41,7 @@ def run(
         sys.path[0] = os.getcwd()
     elif not Path(program).exists():
         fail(f"cannot run {program!r}: there is no such file")
-    elif Path(program).is_file() and not sys.flags.safe_path:
+    elif Path(program).is_file() and not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
         sys.path[0] = str(Path(program).resolve().parent)
     if module and not _is_module(program):
         fail(f"cannot run -m {program!r}: there is no such module")
