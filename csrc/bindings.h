@@ -20,5 +20,6 @@ void bind_interprocess(pybind11::module_& module);
 void bind_planner_metas(pybind11::module_& module);
 void bind_sync_watch(pybind11::module_& module);
 void bind_distributed(pybind11::module_& module);
+void bind_cuda_names(pybind11::module_& module);
 
 } // namespace backplane

@@ -20,6 +20,10 @@ class Graph:
 
 def capture_of(device: int) -> int: ...  # the number of the capture that its current stream is in; 0: none
 
+# --- programs written for CUDA
+
+def name_bp_cuda() -> None: ...
+
 # --- calls that fail when they are told to
 
 def prepare_faults() -> None: ...

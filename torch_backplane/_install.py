@@ -27,7 +27,16 @@ if torch.distributed.is_available():
     from torch_backplane import distributed
 
     distributed.register()
-if settings.has_sanitizer():
+if settings.switch("TORCH_BACKPLANE_SANITIZER"):
     from torch_backplane.testing import sanitizer
 
     sanitizer.enable()
+# Set by `python -m torch_backplane run` for the processes that its program starts.
+if settings.switch("TORCH_BACKPLANE_INTEGRATIONS"):
+    from torch_backplane import integrations
+
+    integrations.enable()
+if settings.switch("TORCH_BACKPLANE_AS_CUDA"):
+    from torch_backplane import as_cuda
+
+    as_cuda.enable()

@@ -93,6 +93,15 @@ VARIABLES: Mapping[str, Variable] = {
         "a folder; empty for no cache", "`torch_backplane` in `$XDG_CACHE_HOME` or `~/.cache`",
         "when a kernel is built",
     ),
+    "TORCH_BACKPLANE_INTEGRATIONS": Variable(
+        "whether libraries such as safetensors are adapted to bp when they are imported. "
+        "`python -m torch_backplane run` sets it for child processes ([run-cuda-programs.md](run-cuda-programs.md))",
+        "`0`, `1`", "`0`", "at import",
+    ),
+    "TORCH_BACKPLANE_AS_CUDA": Variable(
+        '`"cuda"` and `torch.cuda` mean bp. `python -m torch_backplane run --as-cuda` sets it for child processes '
+        "([run-cuda-programs.md](run-cuda-programs.md))", "`0`, `1`", "`0`", "at import",
+    ),
     "TORCH_BACKPLANE_CACHE_SIZE": Variable("size limit of this cache", "a size", "`1GiB`", "when a kernel is written"),
 }  # fmt: skip
 
@@ -135,9 +144,13 @@ def unknown() -> dict[str, str]:
     }
 
 
-def has_sanitizer() -> bool:
-    """Whether the environment enables the sanitizer for streams."""
-    return choice("TORCH_BACKPLANE_SANITIZER", {"0": False, "1": True}, default="0")
+def switch(name: str) -> bool:
+    """Whether the environment variable `name` is 1. The default is 0.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    return choice(name, {"0": False, "1": True}, default="0")
 
 
 def apply() -> None:
@@ -150,5 +163,5 @@ def apply() -> None:
         meant = f"did you mean {near}?" if near else "docs/environment.md lists all variables"
         warnings.warn(f"{name} is set, but Backplane has no such variable: {meant}", stacklevel=2)
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
-    _C.set_launch_blocking(choice("TORCH_BACKPLANE_LAUNCH_BLOCKING", {"0": False, "1": True}, default="0"))
+    _C.set_launch_blocking(switch("TORCH_BACKPLANE_LAUNCH_BLOCKING"))
     _C.set_plan_mode(choice("TORCH_BACKPLANE_PLANS", {mode: mode for mode in ("1", "0", "check")}, default="1"))

@@ -22,4 +22,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_planner_metas(module);
   backplane::bind_sync_watch(module);
   backplane::bind_distributed(module);
+  backplane::bind_cuda_names(module);
 }

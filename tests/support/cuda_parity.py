@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from torch_backplane.as_cuda.names import ABSENT, RENAMED
+
 
 class Verdict(NamedTuple):
     kind: str  # same, renamed, refused or absent
@@ -54,12 +56,6 @@ SAME += """
 """.split()  # noqa: SIM905
 SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
-RENAMED = {
-    "CUDAGraph": "Graph",
-    "CUDAPluggableAllocator": "PluggableAllocator",
-    "DeferredCudaCallError": "DeferredBpCallError",
-}
-
 REFUSED = {
     "clock_rate": "drivers do not report it",
     "ipc_collect": "bp tensors cannot be shared between processes",
@@ -68,45 +64,6 @@ REFUSED = {
     "power_draw": "drivers do not report it",
     "temperature": "drivers do not report it",
     "utilization": "drivers do not report it",
-}
-
-_SPARSE = "bp tensors are strided"
-_ARCHITECTURES = "kernels are compiled for the device in use, not for a list of architectures"
-_CUDA_TYPES = "a type annotation used only within torch.cuda"
-_CUDA_LIBRARY = "a handle of a CUDA library"
-_CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Python exceptions"
-_GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
-
-ABSENT = {
-    "CudaError": _CUDA_RUNTIME,
-    "DEVICE_REQUIREMENT": _ARCHITECTURES,
-    "Device": _CUDA_TYPES,
-    "GreenContext": _GREEN_CONTEXTS,
-    "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
-    **{f"amp.{name}": "torch.bp.amp is a single module" for name in ("autocast_mode", "common", "grad_scaler")},
-    "check_error": _CUDA_RUNTIME,
-    "comm": "copies between devices for DataParallel, which PyTorch implements only for CUDA",
-    "comm.*": "copies between devices for DataParallel, which PyTorch implements only for CUDA",
-    "cudaStatus": _CUDA_RUNTIME,
-    "cudart": _CUDA_RUNTIME,
-    "current_blas_handle": _CUDA_LIBRARY,
-    "current_solver_handle": _CUDA_LIBRARY,
-    "gds": "GPUDirect Storage is a feature of CUDA",
-    "gds.*": "GPUDirect Storage is a feature of CUDA",
-    "get_arch_list": _ARCHITECTURES,
-    "get_gencode_flags": _ARCHITECTURES,
-    "green_contexts": _GREEN_CONTEXTS,
-    "green_contexts.*": _GREEN_CONTEXTS,
-    "has_half": "always True in torch.cuda; torch.bp.get_device_properties().dtypes lists the dtypes of each device",
-    "has_magma": "MAGMA is a library for CUDA",
-    "jiterator": "kernels written in CUDA C++",
-    "jiterator.*": "kernels written in CUDA C++",
-    "nccl": "NCCL is a library for CUDA",
-    "nccl.*": "NCCL is a library for CUDA",
-    "profiler": "controls NVIDIA's profilers; torch.profiler covers bp",
-    "profiler.*": "controls NVIDIA's profilers; torch.profiler covers bp",
-    "sparse": _SPARSE,
-    "sparse.*": _SPARSE,
 }
 
 TABLE = (

@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_backplane devices | doctor | info | conformance | ops | audit | tune | memory`.
+"""The command line: `python -m torch_backplane devices | doctor | info | conformance | ops | audit | tune | memory | run`.
 
 One file per command. Commands import most of their dependencies when they run, so that `--help` is fast.
 """
@@ -14,6 +14,7 @@ from torch_backplane.cli.doctor import doctor
 from torch_backplane.cli.info import info
 from torch_backplane.cli.memory import memory
 from torch_backplane.cli.ops import ops
+from torch_backplane.cli.run import CONTEXT_SETTINGS, run
 from torch_backplane.cli.tune import tune
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (devices, doctor, info, conformance, ops, audit, tune):
     app.command()(command)
+app.command(context_settings=CONTEXT_SETTINGS)(run)
 app.add_typer(memory, name="memory")
 
 
