@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_backplane devices | doctor | info | conformance | ops | audit | tune | memory | run`.
+"""The command line: `python -m torch_backplane COMMAND`.
 
 One file per command. Commands import most of their dependencies when they run, so that `--help` is fast.
 """
