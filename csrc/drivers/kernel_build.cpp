@@ -15,7 +15,7 @@ void KernelBuild::check() const {
 }
 
 void KernelBuild::run() noexcept {
-  auto expected = State::Asked;
+  auto expected = State::Requested;
   if (!state_.compare_exchange_strong(expected, State::Running)) {
     return;
   }

@@ -42,9 +42,9 @@ class KernelBuild : public c10::intrusive_ptr_target {
   virtual void finished() noexcept = 0; // called after build(), when is_over()
 
  private:
-  enum class State { Asked, Running, Built, Failed };
+  enum class State { Requested, Running, Built, Failed };
 
-  std::atomic<State> state_{State::Asked};
+  std::atomic<State> state_{State::Requested};
   std::exception_ptr failure_; // written before the state becomes Failed
   std::mutex lock_;
   std::condition_variable changed_;

@@ -75,7 +75,7 @@ std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signa
         }
       }
       ++counts_.dynamic_shape_replays;
-      uint64_t& met = lately_[signature.hash % lately_.size()];
+      uint64_t& met = recent_[signature.hash % recent_.size()];
       again = std::exchange(met, signature.hash) == signature.hash;
     }
     if (again) {
@@ -203,7 +203,7 @@ void PlanCache::clear() {
   by_hash_.clear();
   forgotten.swap(classes_);
   classes_by_hash_.clear();
-  lately_ = {};
+  recent_ = {};
   counts_ = {};
   reasons_.clear();
 }

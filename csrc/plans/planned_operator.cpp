@@ -356,7 +356,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
   const auto& facts = declaration.facts;
   const size_t count = facts.size();
   const auto arguments = torch::jit::last(*stack, count);
-  LeftToCpu left;
+  FallbackReason left;
   std::string described = listener != nullptr ? describe(arguments, facts) : "";
   auto recorded = std::make_shared<Plan>();
   PlannerResult results;
@@ -413,8 +413,11 @@ std::optional<DynamicShapePlan> PlannedOperator::trace(
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
-std::optional<Plan> PlannedOperator::rehearse(
-    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left) {
+std::optional<Plan> PlannedOperator::dry_run(
+    const Declaration& declaration,
+    c10::ArrayRef<c10::IValue> arguments,
+    c10::DeviceIndex device,
+    FallbackReason& left) {
   const auto& facts = declaration.facts;
   PlannedCall call{device, {}, {}, {}, nullptr, &name_};
   Signature signature;
@@ -441,8 +444,8 @@ void PlannedOperator::capture(
     known = known != nullptr ? known : cache_.find_dynamic_shape(signature);
   }
   if (known == nullptr) {
-    LeftToCpu left;
-    auto made = rehearse(declaration, arguments, call.device, left);
+    FallbackReason left;
+    auto made = dry_run(declaration, arguments, call.device, left);
     if (left.refused && falls_back_) {
       try_for_error(op_, arguments, kMostZeros);
     }
@@ -469,10 +472,10 @@ void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known) {
   const auto& facts = declaration.facts;
   check_numbers(known, call);
-  LeftToCpu left;
+  FallbackReason left;
   std::optional<Plan> fresh;
   try {
-    fresh = rehearse(declaration, arguments, call.device, left);
+    fresh = dry_run(declaration, arguments, call.device, left);
   } catch (std::exception& error) {
     if (!is_refusal(error)) {
       throw;

@@ -32,7 +32,7 @@ class Guarded final : public HostFunction {
       if (is_operator()) {
         function_->run(memory, numbers);
       } else {
-        said(
+        run_verbosely(
             [&] { function_->run(memory, numbers); },
             [&] { return c10::str("bp:", static_cast<int>(stream_.device_index()), " host ", function_->text()); });
       }

@@ -281,13 +281,13 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
         raise Untraceable("it copies a tensor from outside the call")
     if to is source or to.memory.base == "meta":
         return to
-    way = _C.copy_way(_CopyFacts(to, source))
-    if way == _C.CopyWay.Nothing:
+    method = _C.copy_method(_CopyFacts(to, source))
+    if method == _C.CopyMethod.Nothing:
         return to
     tracer.check_overlaps([to], [source])
     if to.numel() == 0:
         return to
-    if way == _C.CopyWay.Bytes:
+    if method == _C.CopyMethod.Bytes:
         as_they_lie = [tracer.place(_as_it_lies(tracer, one)) for one in (to, source)]
         tracer.builder.copy(*as_they_lie, quantity(to.numel() * to.itemsize))
         return to
