@@ -20,10 +20,10 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 
+import interleaving
 import launches
 import report
 import torch
-import turns
 import typer
 from torch import nn
 
@@ -204,24 +204,26 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
         except launches.Unavailable as error:
             without = str(error)
 
-    def timed(bodies: list[turns.Body], sides: list[turns.Side]) -> tuple[list[list[float]], list[float]]:
+    def timed(bodies: list[interleaving.Body], sides: list[interleaving.Side]) -> tuple[list[list[float]], list[float]]:
         """Each body's times in the rounds, and its median in microseconds per operator."""
         pairs = list(zip(bodies, sides, strict=True))
         for _ in range(2):  # the first calls are slow, especially in the CPU's process
-            once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in pairs)
-        times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
+            once = max(interleaving.seconds(body, side.place, 3, side.finish) for body, side in pairs)
+        times = interleaving.interleaved_times(bodies, sides, max(1, int(0.1 / once)), rounds)
         return times, [statistics.median(one) * 1e6 / operators for one in times]
 
-    here = turns.Side(place)
-    times, (replay, eager, cpu) = timed([graph.replay, step, turns.Apart(make)], [here, here, turns.Side(turns.CPU)])
-    by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
+    here = interleaving.Side(place)
+    times, (replay, eager, cpu) = timed(
+        [graph.replay, step, interleaving.RemoteBody(make)], [here, here, interleaving.Side(interleaving.CPU)]
+    )
+    by_eager, by_cpu = interleaving.ratio(times[0], times[1]), interleaving.ratio(times[0], times[2])
     device = at_work(graph, 10) / operators
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # measured separately: a queue is faster after a pause, such as the CPU's turn
-        finished = [turns.Side(place, finish=loop.finish) for loop in loops]
+        finished = [interleaving.Side(place, finish=loop.finish) for loop in loops]
         times, medians = timed([graph.replay, *loops], [here, *finished])
         found.near_loop_us, found.loop_us, found.set_before_us = medians
-        found.by_loop, found.by_set_before = (turns.ratio(one, times[0]) for one in times[1:])
+        found.by_loop, found.by_set_before = (interleaving.ratio(one, times[0]) for one in times[1:])
     return found
 
 

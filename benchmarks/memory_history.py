@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import allocator
+import interleaving
 import report
 import torch
-import turns
 import typer
 
 from torch_backplane import _C
@@ -102,9 +102,9 @@ def run(titles: list[str], device: torch.device, rounds: int) -> list[Result]:
             title,
             counts[title],
             statistics.median(steps[title]) * 1e3,
-            turns.ratio(steps[OFF], steps[title]),
+            interleaving.ratio(steps[OFF], steps[title]),
             statistics.median(single[title]),
-            turns.ratio(single[OFF], single[title]),
+            interleaving.ratio(single[OFF], single[title]),
         )
         for title in rows
     ]

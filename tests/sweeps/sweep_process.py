@@ -42,7 +42,7 @@ def over_database(description: str | None, sweep: Callable[[Any, int], None], sa
     """Runs `sweep(operator, samples)` for each entry of PyTorch's operator database that the command line names."""
     import torch
 
-    from torch_backplane.conformance.catalogue import load
+    from torch_backplane.conformance.database import load
     from torch_backplane.conformance.settings import OP_DB
 
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])

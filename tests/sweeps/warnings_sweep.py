@@ -19,8 +19,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_backplane.conformance.calls import _brief
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer, tensors
 

@@ -10,9 +10,9 @@ from conformance_faulty_ops import FAULTS, info, rubbish_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_backplane.conformance import EntryResult, Report, Settings
-from torch_backplane.conformance.catalogue import entries, load, named_dtype
 from torch_backplane.conformance.check import check_entry, is_refusal
-from torch_backplane.conformance.judge import against_float64, same_values, tolerances
+from torch_backplane.conformance.comparison import against_float64, same_values, tolerances
+from torch_backplane.conformance.database import entries, load, named_dtype
 from torch_backplane.conformance.report import KINDS, Finding, group_findings
 from torch_backplane.conformance.steps import carried
 from torch_backplane.conformance.transfer import Transfer, noncontiguous

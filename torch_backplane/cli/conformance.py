@@ -129,7 +129,7 @@ def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool)
     import sys
 
     from torch_backplane.conformance import ConformanceError
-    from torch_backplane.conformance.catalogue import named_dtype
+    from torch_backplane.conformance.database import named_dtype
     from torch_backplane.conformance.numbers import overloads
 
     for dtype in settings.dtypes:
@@ -179,7 +179,7 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
     from torch_backplane.conformance import ConformanceError
     from torch_backplane.conformance.accuracy import AccuracyReport, measure
     from torch_backplane.conformance.accuracy_cases import chosen
-    from torch_backplane.conformance.catalogue import named_dtype
+    from torch_backplane.conformance.database import named_dtype
 
     os.environ.update(settings.environment)
     cases, dtypes = chosen(settings.match), [named_dtype(name) for name in settings.dtypes]

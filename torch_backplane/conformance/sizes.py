@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance import wire
+from torch_backplane.conformance import child_processes
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED, _finish, is_refusal
 from torch_backplane.conformance.report import EntryResult
@@ -134,7 +134,7 @@ class SizesCheck:
 
     def _on_cpu(self, calls: Sequence[Arguments]) -> list[list[Any] | None]:
         """The outcomes on the CPU; None for a call that crashes its process."""
-        return list(wire.in_children(calls, lambda call: self._outcome(call, _CPU)))
+        return list(child_processes.in_children(calls, lambda call: self._outcome(call, _CPU)))
 
     def _compare(self, which: str, call: Arguments, expected: list[Any], actual: list[Any]) -> None:
         raised, refused = expected[0], actual[0]

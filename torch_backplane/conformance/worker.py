@@ -49,13 +49,13 @@ class Worker:
     def __init__(self, settings: Settings, channel: TextIO) -> None:
         import torch
 
-        from torch_backplane.conformance import catalogue
+        from torch_backplane.conformance import database
 
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
         self.settings = settings
         self.channel = channel
-        self.ops = catalogue.load(settings.database)
+        self.ops = database.load(settings.database)
         self.device = torch.empty(0, device=settings.device).device  # with its index; fails if there is no such device
         self.watch = _launch_watch() if settings.sanitize else None
 
@@ -78,19 +78,19 @@ class Worker:
         }
 
     def answer(self, request: dict[str, Any]) -> None:
-        from torch_backplane.conformance import catalogue
+        from torch_backplane.conformance import database
         from torch_backplane.conformance.check import EntryCheck
         from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
         from torch_backplane.conformance.forms_check import check_forms
         from torch_backplane.conformance.sizes import check_sizes
 
         if "list" in request:
-            self.send(entries=catalogue.entries(self.ops, self.settings))
+            self.send(entries=database.entries(self.ops, self.settings))
             return
         counters = _fallback_counters(self.device.type)
         if counters:
             counters.reset_fallback_counts()
-        op, dtype = self.ops[request["op"]], catalogue.named_dtype(request["dtype"])
+        op, dtype = self.ops[request["op"]], database.named_dtype(request["dtype"])
 
         def announce(text: str) -> None:
             if self.watch:
