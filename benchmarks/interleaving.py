@@ -224,7 +224,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
             cells.append([result.title, f"{result.ratio:.2f}", *shown])
         in_all = report.summary({result.title: result.ratio for result in results}, SLOW)
         title = f"{sides[1]} time ÷ {sides[0]} time, and {unit} of both"
-        report.tell(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
+        report.print_report(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
 
     program.__doc__ = rows.__doc__
     typer.run(program)

@@ -100,7 +100,9 @@ def main(
         cells.append([of_sizes[0].workload, *shown, "" if rate is None else f"{rate:.1f}"])
     columns = ("", *(f"{count:,}" for count in counts), "GB/s")
     in_all = report.summary({f"{one.workload} of {one.elements:,}": one.ratio for one in results}, SLOW)
-    report.tell(environment, results, f"cpu time ÷ {place} time, and ms on {place}", columns, cells, as_json, in_all)
+    report.print_report(
+        environment, results, f"cpu time ÷ {place} time, and ms on {place}", columns, cells, as_json, in_all
+    )
 
 
 if __name__ == "__main__":

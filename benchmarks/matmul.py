@@ -19,11 +19,11 @@ BATCHES = ((8, 128), (64, 64))
 
 
 def make(
-    size: int, batch: int | None, dtype: torch.dtype, turned: tuple[bool, bool], device: torch.device
+    size: int, batch: int | None, dtype: torch.dtype, transposed: tuple[bool, bool], device: torch.device
 ) -> interleaving.Body:
     shape = (size, size) if batch is None else (batch, size, size)
     a, b = (torch.randn(shape).to(dtype).to(device) for _ in range(2))
-    a, b = (one.mT if turn else one for one, turn in zip((a, b), turned, strict=True))
+    a, b = (one.mT if turn else one for one, turn in zip((a, b), transposed, strict=True))
     out = torch.empty(shape, dtype=dtype, device=device)
     return lambda: torch.matmul(a, b, out=out)
 
@@ -44,8 +44,10 @@ def rows() -> list[interleaving.Row]:
             if size > 1024 and dtype != torch.float32:
                 continue
             layouts = LAYOUTS.items() if size in (256, 1024) else list(LAYOUTS.items())[:1]
-            for layout, turned in layouts:
-                found.append(interleaving.Row(f"{layout}, {size}, {name}", partial(make, size, None, dtype, turned)))
+            for layout, transposed in layouts:
+                found.append(
+                    interleaving.Row(f"{layout}, {size}, {name}", partial(make, size, None, dtype, transposed))
+                )
             found.append(interleaving.Row(f"linear, {size}, {name}", partial(linear, size, dtype)))
         for batch, size in BATCHES:
             title = f"{batch} products of {size}, {name}"

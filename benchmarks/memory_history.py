@@ -133,7 +133,7 @@ def main(
     columns = ("", "events per step", "step, ms", "÷ off", "allocation or free, ns", "÷ off")
     in_all = {"allocation or free before recording was ever on, ns": round(never, 1)}
     title = "training steps while the memory history is recorded"
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main(
     ]  # fmt: skip
     columns = ("", "ms", "operators and bp", "operators", "cpu ms", "cpu operators", "commands")
     title = "slowdown of a step under a profiler"
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
 
 
 if __name__ == "__main__":

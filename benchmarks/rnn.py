@@ -43,9 +43,9 @@ def rows() -> list[interleaving.Row]:
             for shape in SHAPES:
                 time, batch, features, hidden, layers, both = shape
                 sizes = f"{time} × {batch} × {features} to {hidden}"
-                said = f"{kind}, {sizes}, {layers} layers{' in both directions' if both else ''}"
+                layer_title = f"{kind}, {sizes}, {layers} layers{' in both directions' if both else ''}"
                 for training in (False, True):
-                    title = f"{said}{', with gradients' if training else ''}"
+                    title = f"{layer_title}{', with gradients' if training else ''}"
                     yield interleaving.Row(title, partial(make, kind, shape, training))
 
     return list(found())

@@ -130,7 +130,7 @@ def program(
     in_all = {"changed by tuning": f"{len(changed)} of {len(results)}"}
     if changed:
         in_all |= report.summary(changed, 0.95, "slower than")
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

@@ -189,8 +189,8 @@ class Runner:
         status = json.loads(self._answers.readline())
         if status is None:
             return "hangs"
-        said = self._stderr.read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = [line for line in said if not COMPILER.fullmatch(line)]
+        output = self._stderr.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in output if not COMPILER.fullmatch(line)]
         last = lines[-1] if lines else ""
         if status != scenario.status:
             return f"status {status}: {last}"

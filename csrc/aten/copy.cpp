@@ -195,12 +195,12 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
 
 // Whether a large tensor's elements fill at most half of the memory range that it covers.
 bool is_spread(const at::Tensor& tensor) {
-  constexpr int64_t kLeastElements = 1 << 14; // copying fewer takes less time than launching a kernel
+  constexpr int64_t kMinElements = 1 << 14; // copying fewer takes less time than launching a kernel
   int64_t reach = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     reach += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  return reach >= kLeastElements && reach / 2 >= tensor.numel();
+  return reach >= kMinElements && reach / 2 >= tensor.numel();
 }
 
 // Whether to pack the elements for a copy between the CPU and a device that runs kernels and is not host-accessible.

@@ -50,7 +50,7 @@ void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, StoredComm
   {
     std::lock_guard<std::mutex> guard(lock_);
     commands_.push_back({std::move(kernel), std::move(command)});
-    many = commands_.size() >= kMostWaiting;
+    many = commands_.size() >= kMaxWaiting;
     update();
   }
   if (C10_UNLIKELY(many)) {

@@ -64,7 +64,7 @@ class DeferredCommands {
   // True while a command has not been submitted to the driver.
   bool is_waiting() const;
   // Appends a command. It executes when `kernel` (can be null) is built and all earlier commands have executed. This
-  // can be before submit() returns; no lock is held then. An exception is kept for rethrow(). If kMostWaiting commands
+  // can be before submit() returns; no lock is held then. An exception is kept for rethrow(). If kMaxWaiting commands
   // are deferred, waits until they have executed.
   void submit(c10::intrusive_ptr<KernelBuild> kernel, StoredCommand command);
   // Executes the first commands that do not have to wait. Never throws.

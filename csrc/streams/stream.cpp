@@ -18,7 +18,7 @@ namespace backplane {
 namespace {
 
 // Per device, with the default stream.
-constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMostExternalStreams;
+constexpr c10::StreamId kMaxStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMaxExternalStreams;
 
 struct Entry {
   StreamHandle handle;
@@ -29,7 +29,7 @@ struct Entry {
 // while the device is called: the call can run Python, and a thread with the GIL can be waiting for the lock.
 struct Streams {
   std::mutex lock;
-  std::array<std::atomic<const Entry*>, kMostStreams> entries{};
+  std::array<std::atomic<const Entry*>, kMaxStreams> entries{};
   std::atomic<c10::StreamId> size{1}; // id 0, the default stream, always exists
   // Per priority (least, greatest): the ids created so far, and how many have been handed out.
   std::array<std::vector<c10::StreamId>, 2> pools;
@@ -177,14 +177,14 @@ std::optional<c10::Stream> external_stream(c10::DeviceIndex index, void* number)
   }
   Streams& streams = streams_of(index);
   std::unique_lock<std::mutex> guard(streams.lock);
-  if (streams.adopted < kMostExternalStreams) {
+  if (streams.adopted < kMaxExternalStreams) {
     ++streams.adopted;
     return make(index, append(streams, handle, kLeastPriority));
   }
   guard.unlock();
   owner.destroy_stream(handle);
   TORCH_CHECK(
-      false, "bp:", static_cast<int>(index), " has ", kMostExternalStreams,
+      false, "bp:", static_cast<int>(index), " has ", kMaxExternalStreams,
       " external streams, which is the maximum: reuse existing ones");
 }
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "devices/device.h"
-#include "devices/ending.h"
 #include "devices/profile.h"
+#include "devices/shutdown.h"
 #include "devices/verbose.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"

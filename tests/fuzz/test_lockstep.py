@@ -321,7 +321,7 @@ def test_report_groups_findings_by_key() -> None:
 NORM = "t9 = torch.native_group_norm(t0, t1, t1, 1, 2, 3, 1, 0.5)"
 OUT = "t0 = torch.ones(3, dtype=torch.int64).to(d)"
 # name → key, message, a program whose difference is accepted, and one whose difference is not
-MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
+ACCEPTED_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
     "one tensor": (
         "argument layout: max out=", "t0: strides (2,), expected (1,) of (3,)",
         [OUT, "torch.max(t0, 0, out=(t0, t0,))"], [OUT, "t1 = t0 + 1", "torch.max(t0, 0, out=(t0, t1,))"],
@@ -382,9 +382,9 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MEANT_OF)
+@pytest.mark.parametrize("name", ACCEPTED_OF)
 def test_accepted_differences_depend_on_the_operands(name: str) -> None:
-    key, message, meant, other = MEANT_OF[name]
+    key, message, meant, other = ACCEPTED_OF[name]
     assert reason_for(key, message, meant, "host") is not None
     assert reason_for(key, message, other, "host") is None
     assert (reason_for(key, message, meant, "opencl") is None) == (name == "batches")

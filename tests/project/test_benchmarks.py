@@ -249,13 +249,13 @@ def test_tuned_and_untuned_calls_are_compared() -> None:
 def test_calls_changed_by_tuning_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import tuning
 
-    said = iter(
+    output = iter(
         [
             "aten::mm: planned\n  → launch bp_matmul_packed on 2×1×1 items in groups of 1×1×1: argument 0",
             "aten::mm: planned\n  → on the host aten::mm.out(argument 0)",
         ]
     )
-    monkeypatch.setattr(tuning.plans, "explain", lambda body: next(said))
+    monkeypatch.setattr(tuning.plans, "explain", lambda body: next(output))
     assert tuning.computed_by(lambda: None) == ["bp_matmul_packed"]
     assert tuning.computed_by(lambda: None) == ["aten::mm.out"]
 

@@ -25,7 +25,7 @@ from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, _UNINITIALIZED, SEED
 from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
-from torch_backplane.conformance.sizes import EITHER_ERROR, MOST_ELEMENTS, MOST_TENSORS
+from torch_backplane.conformance.sizes import EITHER_ERROR, MAX_ELEMENTS, MAX_TENSORS
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
@@ -44,8 +44,8 @@ Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 def emptied(given: Arguments) -> Iterator[Arguments]:
     """Yields the arguments with a size set to 0: in all tensors that have the size, and in one tensor."""
     of_sample = tensors(given)
-    if len(of_sample) > MOST_TENSORS or any(
-        one.layout != torch.strided or one.numel() > MOST_ELEMENTS for one in of_sample
+    if len(of_sample) > MAX_TENSORS or any(
+        one.layout != torch.strided or one.numel() > MAX_ELEMENTS for one in of_sample
     ):
         return
     for size in sorted({size for one in of_sample for size in one.shape} - {0}):

@@ -64,8 +64,8 @@ def test_chain_is_accepted_only_if_each_step_is_accurate(times: float) -> None:
         with mode:
             return double(there) / 3 + 0.1
 
-    said = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
-    assert said == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
+    steps_message = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
+    assert steps_message == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
 
 
 def test_gradients_are_compared_only_on_request() -> None:

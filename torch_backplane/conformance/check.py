@@ -188,14 +188,14 @@ class EntryCheck:
             return None
         values = not (is_random or self.uninitialized)
         if values and functional is not None:
-            self._mend_out(call, functional, expected.result, actual.result)
+            self._correct_out(call, functional, expected.result, actual.result)
         owned = call.layout is None and call.variant not in ("forward", "error input", "out= resized")
         self._compare(call, expected, actual, values=values, owned=owned)
         if is_random and not self.uninitialized:
             self._check_random(call, expected, actual)
         return expected.result
 
-    def _mend_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
+    def _correct_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
         """Overwrite a wrong ``out=`` result of the CPU with its result without ``out``, and add a finding.
 
         Some of PyTorch's CPU kernels write wrong values to a non-contiguous ``out``. A device that runs the same kernel
@@ -348,7 +348,7 @@ class EntryCheck:
         """The device's indices if they differ from the CPU's only in the choice among equal elements, else None."""
         wrong = [message for kind, message in differences if kind == "values"]
         first, args, kwargs = call.arguments
-        if not wrong or not ties.leaves_open(self.op.name, args, kwargs):
+        if not wrong or not ties.has_ties(self.op.name, args, kwargs):
             return None
         if isinstance(actual.result, tuple) and not all(message.startswith("result[1]: ") for message in wrong):
             return None
@@ -486,7 +486,7 @@ class EntryCheck:
     def _is_of_other_places(self, call: SampleCall, expected: list[Any], actual: list[Any]) -> bool:
         """Whether the gradients differ only because the operator chose other elements among equal ones."""
         first, args, kwargs = call.arguments
-        if not ties.leaves_open(self.op.name, args, kwargs) or len(expected) != 1:
+        if not ties.has_ties(self.op.name, args, kwargs) or len(expected) != 1:
             return False
         return ties.same_gradients(self.op.name, first, args, kwargs, expected[0], Transfer(_CPU)(actual[0]))
 

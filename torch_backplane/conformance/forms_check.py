@@ -29,7 +29,7 @@ from torch_backplane.conformance.settings import Settings
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
-MOST_ELEMENTS = 2_000  # of a tensor; calls with larger ones are skipped
+MAX_ELEMENTS = 2_000  # of a tensor; calls with larger ones are skipped
 SAMPLES = 6  # per operator, unless the settings specify another number
 
 # Operators with uninitialized results, reads of single numbers, and operators that change a tensor's storage.
@@ -62,7 +62,7 @@ class Recording(TorchDispatchMode):
         if isinstance(func, OpOverload) and func.namespace == "aten" and not base.startswith(_UNINTERESTING):
             arguments = by_name(func, args, kwargs)
             key = (func, *(_kind(value) for value in arguments.values()))
-            if key not in _seen and all(one.numel() <= MOST_ELEMENTS for one in tensors(arguments)):
+            if key not in _seen and all(one.numel() <= MAX_ELEMENTS for one in tensors(arguments)):
                 _seen.add(key)
                 self.calls.append((func, Transfer(_CPU)(arguments)))
         return func(*args, **kwargs)

@@ -130,7 +130,7 @@ class Finding(NamedTuple):
 
 class Outcome(NamedTuple):
     calls: int
-    left_open: int  # calls whose results C leaves undefined
+    undefined: int  # calls whose results C leaves undefined
     in_float32: int  # half-precision results that agree with the number in float32
     nearer: int  # results that differ from the CPU's and are closer to float64's
     accepted: Counter[str]  # accepted findings by reason (accepted.py)
@@ -319,8 +319,8 @@ def compare(
                     known[reason] += 1
                 else:
                     findings.append(finding)
-    calls, left_open, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
-    return Outcome(calls, left_open, wide, nearer, known, counts["samples"] > 0, findings)
+    calls, undefined, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
+    return Outcome(calls, undefined, wide, nearer, known, counts["samples"] > 0, findings)
 
 
 def _is_too_much(name: str, number: Any) -> bool:
@@ -438,8 +438,8 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     names = [name for one in overloads() if re.search(match, name := one.name().removeprefix("aten::"))]
     outcomes: dict[str, Outcome] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:
-        under_way = [pool.submit(_outcomes_of, name, device, named) for name in (*([] if match else [None]), *names)]
-        for done in under_way:
+        pending = [pool.submit(_outcomes_of, name, device, named) for name in (*([] if match else [None]), *names)]
+        for done in pending:
             for called, outcome in done.result().items():
                 outcomes[called] = outcome
                 for kind, count in Counter(one.kind for one in outcome.findings).items():
@@ -449,10 +449,10 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     findings = [one for outcome in outcomes.values() for one in outcome.findings]
     kinds = Counter(one.kind for one in findings)
     calls = sum(one.calls for one in outcomes.values())
-    left_open = sum(one.left_open for one in outcomes.values())
+    undefined = sum(one.undefined for one in outcomes.values())
     wide = sum(one.in_float32 for one in outcomes.values())
     nearer = sum(one.nearer for one in outcomes.values())
-    print(f"{calls} calls of {len(outcomes)} operators compared; {left_open} results are undefined in C")
+    print(f"{calls} calls of {len(outcomes)} operators compared; {undefined} results are undefined in C")
     print(f"{wide} half-precision results agree with the number in float32")
     print(f"{nearer} results differ from the CPU's and are closer to float64's")
     known: Counter[str] = sum((one.accepted for one in outcomes.values()), Counter())

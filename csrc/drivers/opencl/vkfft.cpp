@@ -326,7 +326,7 @@ size_t vkfft_applications() {
   return Applications::all().size();
 }
 
-size_t vkfft_most_applications() {
+size_t vkfft_max_applications() {
   return Applications::all().most();
 }
 
