@@ -335,7 +335,7 @@ def test_report_survives_json() -> None:
     assert set(data) == {"schema", "settings", "environment", "seconds", "totals", "fallbacks", "entries"}
     assert set(data["entries"][0]) == {
         "status", "op", "dtype", "seconds", "samples", "compared", "both_raised", "findings", "fallbacks",
-        "launches", "accesses",
+        "libraries", "launches", "accesses",
     }  # fmt: skip
     back = [EntryResult.from_json(entry) for entry in data["entries"]]
     assert back == sample_report().results

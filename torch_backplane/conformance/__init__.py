@@ -13,6 +13,7 @@ The command line is in cli/conformance.py.
     numbers.py       Scalar arguments                 child_processes.py calls in child processes
     accuracy.py      rounding errors of sums          accuracy_cases.py  their cases
     report.py        findings and totals              coverage.py        source of each ATen operator
+    libraries.py     counts calls of libraries
 
 The parent process of a run imports only settings, worker_pool and report. Operators run in workers only.
 """

@@ -73,6 +73,7 @@ class EntryResult:
     both_raised: int = 0  # calls that raised on both sides
     findings: list[Finding] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)  # ATen operator: calls that fell back
+    libraries: dict[str, int] = field(default_factory=dict)  # library function: calls by plans (libraries.py)
     launches: int = 0  # checked by the kernel sanitizer (`--sanitize`)
     accesses: int = 0  # to device memory in these launches
 

@@ -82,6 +82,8 @@ class Worker:
         from torch_backplane.conformance.check import EntryCheck
         from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
         from torch_backplane.conformance.forms_check import check_forms
+        from torch_backplane.conformance.libraries import count_library_calls
+        from torch_backplane.conformance.report import EntryResult
         from torch_backplane.conformance.sizes import check_sizes
 
         if "list" in request:
@@ -97,21 +99,23 @@ class Worker:
                 self.watch.announced(text)
             self.send(at=text)
 
-        if self.watch:
-            self.watch.begin()
-        if self.settings.forms:
-            result = check_forms(op, dtype, self.settings, self.device, announce)
-        elif self.settings.sizes:
-            result = check_sizes(op, dtype, self.settings, self.device, announce)
-        else:
-            check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
-            result = check(op, dtype, self.settings, self.device, announce=announce).run(
+        def check() -> EntryResult:
+            if self.settings.forms:
+                return check_forms(op, dtype, self.settings, self.device, announce)
+            if self.settings.sizes:
+                return check_sizes(op, dtype, self.settings, self.device, announce)
+            entry_check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
+            return entry_check(op, dtype, self.settings, self.device, announce=announce).run(
                 errors=request["errors"] and not self.settings.cuda_dtypes
             )
+
+        if self.watch:
+            self.watch.begin()
+        result, libraries = count_library_calls(check) if counters else (check(), {})
         if self.watch:
             self.watch.end(result)
         if counters:
-            result.fallbacks = dict(counters.fallback_counts())
+            result.fallbacks, result.libraries = dict(counters.fallback_counts()), libraries
         self.send(result=result.to_json())
 
 
