@@ -16,7 +16,7 @@ from fuzz.programs import Finding, Step, fresh_plans, living, namespace
 # PyTorch's CPU kernel reads the weights as if they were contiguous.
 WEIGHTS = re.compile(r"(\btorch\.native_group_norm\([^,()]+), (t\d+(?:\[\d+\])?), (t\d+(?:\[\d+\])?),")
 GRADIENTS = re.compile(r"backward\(|autograd\.grad\(|\.grad\b")
-CPU_LACKS = re.compile(
+MISSING_ON_CPU = re.compile(
     r"not implemented for|not supported on CPU|Could not run|does not support .* on CPU|on CPU does not support"
     r"|Unsupported dtype"
 )
@@ -66,7 +66,7 @@ class Lockstep:
         one_refused = (expected is None) != (found is None)
         if confused and one_refused:
             differences = []
-        if one_refused or (expected is not None and (late is not None or CPU_LACKS.search(str(expected)))):
+        if one_refused or (expected is not None and (late is not None or MISSING_ON_CPU.search(str(expected)))):
             # If only one side raised an error, tensors differ. The same holds if the CPU lacks a kernel for one tensor
             # of a list and the device rejects a later one. After an asynchronous error, the contents of written tensors
             # are unspecified.
@@ -139,16 +139,18 @@ class Lockstep:
         if found is None and expected is None:
             return
         if found is None:
-            if not CPU_LACKS.search(str(expected)):
+            if not MISSING_ON_CPU.search(str(expected)):
                 yield "no error", _say(expected)
         elif expected is None:
             yield f"error {type(found).__name__}", _say(found)
-        elif type(found) is not type(expected) and not CPU_LACKS.search(str(expected)):
+        elif type(found) is not type(expected) and not MISSING_ON_CPU.search(str(expected)):
             yield (
                 f"error {type(found).__name__} for {type(expected).__name__}",
                 f"{_say(found)}; the CPU: {_say(expected)}",
             )
-        elif comparison.plain(str(found)) != comparison.plain(str(expected)) and not CPU_LACKS.search(str(expected)):
+        elif comparison.plain(str(found)) != comparison.plain(str(expected)) and not MISSING_ON_CPU.search(
+            str(expected)
+        ):
             yield "error text", f"{_say(found)}; the CPU: {_say(expected)}"
 
     def _tensors(self, step: Step, apart: bool) -> list[tuple[str, str]]:
