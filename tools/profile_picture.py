@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,20 @@ from matplotlib import pyplot  # noqa: E402
 PATH = Path(__file__).resolve().parents[1] / "docs" / "images" / "profile.svg"
 ROWS = ("program", "operators", "runtime calls", "kernels on bp:0")
 COLOURS = dict(zip(ROWS, ("#dddddd", "#8fb1d9", "#e0a458", "#6aa56a"), strict=True))
-CHARACTER = 0.006  # width of a letter, as a part of the picture's width
+TRIES = 100
+CHARACTER = 0.007  # width of a letter, as a part of the picture's width
 
 
 def trace() -> list[dict[str, Any]]:
-    """The complete events of the fastest of several training steps of a small network."""
+    """The events of a training step of a small network: of several steps, the one with the least time on the host.
+
+    That is the time before the synchronization, and between the last kernel and its end. In other steps, other
+    processes interrupted the program.
+    """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).to("bp")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).to("bp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    x, y = torch.randn(256, 512, device="bp"), torch.randint(256, (256,), device="bp")
+    x, y = torch.randn(128, 256, device="bp"), torch.randint(256, (128,), device="bp")
 
     def step() -> None:
         with record_function("forward"):
@@ -47,33 +53,37 @@ def trace() -> list[dict[str, Any]]:
     for _ in range(5):  # plans the operators and builds the kernels
         step()
     found = []
-    for _ in range(20):
+    for _ in range(TRIES):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as recorded:
             step()
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             recorded.export_chrome_trace(file.name)
             events = json.loads(Path(file.name).read_text(encoding="utf-8"))["traceEvents"]
         found.append([one for one in events if one.get("ph") == "X" and one.get("cat") != "Trace"])
-    return min(found, key=lambda events: end(events) - start(events))
+    return min(found, key=lambda events: times(events)[0])
 
 
-def start(events: list[dict[str, Any]]) -> float:
-    return float(min(one["ts"] for one in events if one["name"] == "forward"))
+def times(events: list[dict[str, Any]]) -> tuple[float, float, float]:
+    """The host's time, as above, and when the step begins and ends."""
+    parts = {one["name"]: (one["ts"], one["ts"] + one["dur"]) for one in events if one["cat"] == "user_annotation"}
+    (begin, _), (waits, end) = parts["forward"], parts["synchronize"]
+    kernels_end = max(one["ts"] + one["dur"] for one in events if one["cat"] == "kernel")
+    return waits - begin + end - kernels_end, begin, end
 
 
-def end(events: list[dict[str, Any]]) -> float:
-    return float(max(one["ts"] + one["dur"] for one in events if one["name"] == "synchronize"))
-
-
-def row_of(event: dict[str, Any], calls: list[dict[str, Any]]) -> str | None:
-    """The row of an event; None: not shown. Of operators, those are shown that launch one kernel."""
-    category, name = event["cat"], event["name"]
-    if category == "user_annotation":
-        return "program" if "#" not in name else None
-    if category == "cpu_op" and name.startswith("aten::"):
-        inside = [one for one in calls if one["tid"] == event["tid"] and within(one, event)]
-        return "operators" if len(inside) == 1 else None
-    return {"privateuse1_runtime": "runtime calls", "kernel": "kernels on bp:0"}.get(category)
+def rows(events: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The row of each event that is shown. Of nested operators, the innermost one that makes a call is shown."""
+    operators = [one for one in events if one["cat"] == "cpu_op" and one["name"].startswith("aten::")]
+    for event in events:
+        if event["cat"] == "user_annotation" and "#" not in event["name"]:
+            yield "program", event
+        elif event["cat"] == "kernel":
+            yield "kernels on bp:0", event
+        elif event["cat"] == "privateuse1_runtime":
+            yield "runtime calls", event
+            around = [one for one in operators if one["tid"] == event["tid"] and within(event, one)]
+            if around:
+                yield "operators", min(around, key=lambda one: float(one["dur"]))
 
 
 def within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
@@ -81,13 +91,10 @@ def within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 
 
 def draw(events: list[dict[str, Any]]) -> None:
-    begin, width = start(events), end(events) - start(events)
-    calls = [one for one in events if one["cat"] == "privateuse1_runtime"]
+    _, begin, end = times(events)
+    width = end - begin
     figure, axes = pyplot.subplots(figsize=(10, 2.2), layout="constrained")
-    for event in sorted(events, key=lambda one: -one["dur"]):  # inner operators on top of outer ones
-        row = row_of(event, calls)
-        if row is None or not event["dur"]:
-            continue
+    for row, event in rows(events):
         place, title = len(ROWS) - 1 - ROWS.index(row), event["name"].removeprefix("aten::").removeprefix("bp_")
         left = (event["ts"] - begin) / 1000
         axes.barh(place, event["dur"] / 1000, 0.8, left, color=COLOURS[row], edgecolor="white", linewidth=0.3)
