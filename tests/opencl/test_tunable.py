@@ -39,7 +39,7 @@ def _isolated() -> Iterator[None]:
     test_library_transforms.py test them.
     """
     before = os.getcwd()
-    plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
+    plain = {"_results": {}, "_benchmarked": {}, "_recorded": set(), "_unwritable": set(), "inserts_ordinal": True}
     with (
         tempfile.TemporaryDirectory() as folder,
         host_first(),
