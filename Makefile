@@ -39,7 +39,7 @@ help: ## show this list
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       draws per distribution (test-random)"
 	@echo "  SECONDS=n     duration (fuzz, soak; default 300)"
-	@echo "  RUNS=n        runs of each way to end a program (test-exit)"
+	@echo "  RUNS=n        runs of each scenario (test-exit)"
 	@echo "  WORKERS=n     test files that run in parallel (default: as many as cores, up to 8)"
 	@echo "  EVERY=1       all cases, and slow tests (test, test-intel, test-rusticl)"
 	@echo "  ARGS=...      further options of the command"
@@ -101,7 +101,7 @@ test-random: $(ready) ## many draws of every distribution (minutes)
 	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)
 
 test-exit: $(ready) ## end programs in every way, RUNS times (hours)
-	$(python) tests/exit_ways.py --runs $(RUNS) $(driver_option) $(ARGS)
+	$(python) tests/exit_scenarios.py --runs $(RUNS) $(driver_option) $(ARGS)
 
 asan: $(ready) ## tests under AddressSanitizer and UBSan
 	tools/sanitize.sh address $(python) $(ARGS)

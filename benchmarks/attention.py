@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import interleaving
 import torch
-import turns
 from torch.nn.functional import scaled_dot_product_attention
 
 LENGTHS = (128, 512, 2048, 8192)
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 NUMBERS = 1 << 20  # elements of each operand, which has at least one head
 
 
-def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: torch.device) -> turns.Body:
+def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: torch.device) -> interleaving.Body:
     heads = max(1, NUMBERS // (64 * length))
     leaves = [torch.randn(1, heads, length, 64).to(dtype).to(device).requires_grad_(training) for _ in range(3)]
     query, key, value = leaves
@@ -28,10 +28,10 @@ def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: 
     return (lambda: torch.autograd.grad(forward().sum(), leaves)) if training else forward
 
 
-def rows() -> list[turns.Row]:
+def rows() -> list[interleaving.Row]:
     """Compares attention on a device and on the CPU."""
     return [
-        turns.Row(
+        interleaving.Row(
             f"{length} queries and keys, {str(dtype).removeprefix('torch.')}{', causal' if causal else ''}"
             f"{', with gradients' if training else ''}",
             partial(make, length, dtype, causal, training),
@@ -45,4 +45,4 @@ def rows() -> list[turns.Row]:
 
 
 if __name__ == "__main__":
-    turns.main(rows)
+    interleaving.main(rows)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import interleaving
 import torch
-import turns
 
 BATCH = 2
 
@@ -43,7 +43,7 @@ LAYERS = [
 DIRECTIONS = ("forward", "gradient of the image", "gradient of the weight")
 
 
-def make(layer: Layer, direction: str, device: torch.device) -> turns.Body:
+def make(layer: Layer, direction: str, device: torch.device) -> interleaving.Body:
     padding = layer.window // 2
     image = torch.randn(BATCH, layer.channels, layer.side, layer.side).to(device)
     weight = torch.randn(layer.results, layer.channels, layer.window, layer.window).to(device)
@@ -56,10 +56,10 @@ def make(layer: Layer, direction: str, device: torch.device) -> turns.Body:
     return lambda: torch.ops.aten.convolution_backward(grad, image, weight, None, *settings)
 
 
-def rows() -> list[turns.Row]:
+def rows() -> list[interleaving.Row]:
     """Compares convolutions on a device and on the CPU."""
     return [
-        turns.Row(
+        interleaving.Row(
             f"{layer.channels} to {layer.results}, {layer.window} × {layer.window} of {layer.side}, "
             f"stride {layer.stride}, {direction}",
             partial(make, layer, direction),
@@ -70,4 +70,4 @@ def rows() -> list[turns.Row]:
 
 
 if __name__ == "__main__":
-    turns.main(rows)
+    interleaving.main(rows)

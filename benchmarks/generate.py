@@ -140,10 +140,10 @@ def check_equal(here: Pass, cpu: Pass, gap: Gap) -> None:
     where = int(unequal[0])
     one, other = int(here.text[0, where]), int(cpu.text[0, where])
     apart = gap(cpu.text[:, :where], one, other)
-    told = f"token {where} is {one} on the device and {other} on the CPU; their scores are {apart:.2g} apart"
+    message = f"token {where} is {one} on the device and {other} on the CPU; their scores are {apart:.2g} apart"
     if apart > TIE:
-        sys.exit(told)
-    print(f"{told}: a tie, so that nothing after it was compared", file=sys.stderr)
+        sys.exit(message)
+    print(f"{message}: a tie, so that nothing after it was compared", file=sys.stderr)
 
 
 def prompt_of(length: int) -> Tokens:

@@ -20,10 +20,10 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 
+import interleaving
 import launches
 import report
 import torch
-import turns
 import typer
 from torch import nn
 
@@ -142,7 +142,7 @@ def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore
     return graph, result
 
 
-def at_work(graph: torch.bp.Graph, replays: int) -> float:  # type: ignore[name-defined]
+def device_seconds(graph: torch.bp.Graph, replays: int) -> float:  # type: ignore[name-defined]
     """Microseconds that the device works on a replay, from a profile of `replays` replays."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
         for _ in range(replays):
@@ -204,40 +204,42 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
         except launches.Unavailable as error:
             without = str(error)
 
-    def timed(bodies: list[turns.Body], sides: list[turns.Side]) -> tuple[list[list[float]], list[float]]:
+    def timed(bodies: list[interleaving.Body], sides: list[interleaving.Side]) -> tuple[list[list[float]], list[float]]:
         """Each body's times in the rounds, and its median in microseconds per operator."""
         pairs = list(zip(bodies, sides, strict=True))
         for _ in range(2):  # the first calls are slow, especially in the CPU's process
-            once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in pairs)
-        times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
+            once = max(interleaving.seconds(body, side.place, 3, side.finish) for body, side in pairs)
+        times = interleaving.interleaved_times(bodies, sides, max(1, int(0.1 / once)), rounds)
         return times, [statistics.median(one) * 1e6 / operators for one in times]
 
-    here = turns.Side(place)
-    times, (replay, eager, cpu) = timed([graph.replay, step, turns.Apart(make)], [here, here, turns.Side(turns.CPU)])
-    by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
-    device = at_work(graph, 10) / operators
+    here = interleaving.Side(place)
+    times, (replay, eager, cpu) = timed(
+        [graph.replay, step, interleaving.RemoteBody(make)], [here, here, interleaving.Side(interleaving.CPU)]
+    )
+    by_eager, by_cpu = interleaving.ratio(times[0], times[1]), interleaving.ratio(times[0], times[2])
+    device = device_seconds(graph, 10) / operators
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # measured separately: a queue is faster after a pause, such as the CPU's turn
-        finished = [turns.Side(place, finish=loop.finish) for loop in loops]
+        finished = [interleaving.Side(place, finish=loop.finish) for loop in loops]
         times, medians = timed([graph.replay, *loops], [here, *finished])
         found.near_loop_us, found.loop_us, found.set_before_us = medians
-        found.by_loop, found.by_set_before = (turns.ratio(one, times[0]) for one in times[1:])
+        found.by_loop, found.by_set_before = (interleaving.ratio(one, times[0]) for one in times[1:])
     return found
 
 
-def beside_loops(results: Sequence[Result]) -> dict[str, str]:
+def loop_ratios(results: Sequence[Result]) -> dict[str, str]:
     """The lines to print about the loops in C."""
-    told = {}
+    ratios = {}
     for one in results:
         if one.without_loop:
-            told[f"{one.title}, without a loop in C"] = one.without_loop
+            ratios[f"{one.title}, without a loop in C"] = one.without_loop
         elif one.by_loop is not None:
-            told[f"{one.title}, replay ÷ loop in C (aim {AIM})"] = (
+            ratios[f"{one.title}, replay ÷ loop in C (aim {AIM})"] = (
                 f"{one.by_loop:.2f}; {one.near_loop_us:.2f} and {one.loop_us:.2f} µs"
             )
             before = f"{one.by_set_before:.2f}; {one.set_before_us:.2f} µs"
-            told[f"{one.title}, replay ÷ loop with arguments set in advance"] = before
-    return told
+            ratios[f"{one.title}, replay ÷ loop with arguments set in advance"] = before
+    return ratios
 
 
 def main(
@@ -262,7 +264,7 @@ def main(
     ]  # fmt: skip
     columns = ("", "nodes", "replay", "eager", "cpu", "device", "eager ÷ replay", "at most", "cpu ÷ replay")
     environment |= {"rounds": rounds, "generated": generated}
-    report.tell(environment, results, TITLE, columns, cells, as_json, beside_loops(results))
+    report.print_report(environment, results, TITLE, columns, cells, as_json, loop_ratios(results))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import report
 import torch
 import typer
-from turns import CPU, SLOW, Apart, Body, Side, in_turn, ratio
+from interleaving import CPU, SLOW, Body, RemoteBody, Side, interleaved_times, ratio
 
 from torch_backplane.audit.workloads import WORKLOADS, Workload
 
@@ -49,8 +49,8 @@ def make(title: str, elements: int, device: torch.device) -> Body:
 def run(workload: Workload, device: torch.device, elements: int, rounds: int) -> Result:
     """Runs the workload on `device` and on the CPU in turn."""
     sides = [Side(device), Side(CPU)]
-    bodies: list[Body] = [workload.make(device, elements), Apart(partial(make, workload.title, elements))]
-    times = in_turn(bodies, sides, max(1, min(50, 2**20 // elements)), rounds)
+    bodies: list[Body] = [workload.make(device, elements), RemoteBody(partial(make, workload.title, elements))]
+    times = interleaved_times(bodies, sides, max(1, min(50, 2**20 // elements)), rounds)
     here, cpu = map(statistics.median, times)
     rate = None if workload.bytes_per_element is None else workload.bytes_per_element * elements / here / 1e9
     return Result(workload.title, elements, here * 1e3, cpu * 1e3, ratio(*times), rate)
@@ -100,7 +100,9 @@ def main(
         cells.append([of_sizes[0].workload, *shown, "" if rate is None else f"{rate:.1f}"])
     columns = ("", *(f"{count:,}" for count in counts), "GB/s")
     in_all = report.summary({f"{one.workload} of {one.elements:,}": one.ratio for one in results}, SLOW)
-    report.tell(environment, results, f"cpu time ÷ {place} time, and ms on {place}", columns, cells, as_json, in_all)
+    report.print_report(
+        environment, results, f"cpu time ÷ {place} time, and ms on {place}", columns, cells, as_json, in_all
+    )
 
 
 if __name__ == "__main__":

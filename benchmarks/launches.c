@@ -85,7 +85,7 @@ void watch(int whether) {
   watching = whether;
 }
 
-const struct call *taken_down(size_t *how_many, int *not_all) {
+const struct call *recorded_calls(size_t *how_many, int *not_all) {
   *how_many = count;
   *not_all = lost;
   return calls;

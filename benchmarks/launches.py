@@ -96,20 +96,20 @@ class Watch:
 
         opencl_device.native_launcher = launcher  # type: ignore[assignment]
         self._library.watch(1)
-        self._library.taken_down.restype = ctypes.POINTER(_Call)
+        self._library.recorded_calls.restype = ctypes.POINTER(_Call)
 
     def stop(self) -> None:
         self._library.watch(0)
 
     def calls(self) -> int:
         """The number of recorded calls, to be passed to `launches`."""
-        return len(self._taken_down())
+        return len(self._recorded_calls())
 
     def launches(self, start: int) -> list[Launch]:
         """The launches after the first `start` calls. Raises Unavailable if a call could not be recorded."""
         arguments: dict[int, dict[int, bytes]] = {}
         found = []
-        for place, call in enumerate(self._taken_down()):
+        for place, call in enumerate(self._recorded_calls()):
             of_kernel = arguments.setdefault(call.kernel, {})
             if call.queue is None:
                 of_kernel[call.number] = bytes(call.value[: call.bytes])
@@ -121,9 +121,9 @@ class Watch:
     def loop(self, launches: Sequence[Launch], beforehand: bool) -> Loop:
         return Loop(self._library, launches, beforehand)
 
-    def _taken_down(self) -> list[Any]:
+    def _recorded_calls(self) -> list[Any]:
         count, not_all = ctypes.c_size_t(), ctypes.c_int()
-        calls = self._library.taken_down(ctypes.byref(count), ctypes.byref(not_all))
+        calls = self._library.recorded_calls(ctypes.byref(count), ctypes.byref(not_all))
         if not_all.value:
             raise Unavailable("a launch had an offset, an event wait list, or an argument that cannot be recorded")
         return calls[: count.value]

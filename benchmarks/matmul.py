@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import interleaving
 import torch
-import turns
 
 SIZES = (64, 256, 1024, 4096)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,22 +19,22 @@ BATCHES = ((8, 128), (64, 64))
 
 
 def make(
-    size: int, batch: int | None, dtype: torch.dtype, turned: tuple[bool, bool], device: torch.device
-) -> turns.Body:
+    size: int, batch: int | None, dtype: torch.dtype, transposed: tuple[bool, bool], device: torch.device
+) -> interleaving.Body:
     shape = (size, size) if batch is None else (batch, size, size)
     a, b = (torch.randn(shape).to(dtype).to(device) for _ in range(2))
-    a, b = (one.mT if turn else one for one, turn in zip((a, b), turned, strict=True))
+    a, b = (one.mT if turn else one for one, turn in zip((a, b), transposed, strict=True))
     out = torch.empty(shape, dtype=dtype, device=device)
     return lambda: torch.matmul(a, b, out=out)
 
 
-def linear(size: int, dtype: torch.dtype, device: torch.device) -> turns.Body:
+def linear(size: int, dtype: torch.dtype, device: torch.device) -> interleaving.Body:
     x, weight = (torch.randn(size, size).to(dtype).to(device) for _ in range(2))
     bias = torch.randn(size).to(dtype).to(device)
     return lambda: torch.nn.functional.linear(x, weight, bias)
 
 
-def rows() -> list[turns.Row]:
+def rows() -> list[interleaving.Row]:
     """Compares matrix products on a device and on the CPU."""
     found = []
     for dtype in DTYPES:
@@ -44,14 +44,16 @@ def rows() -> list[turns.Row]:
             if size > 1024 and dtype != torch.float32:
                 continue
             layouts = LAYOUTS.items() if size in (256, 1024) else list(LAYOUTS.items())[:1]
-            for layout, turned in layouts:
-                found.append(turns.Row(f"{layout}, {size}, {name}", partial(make, size, None, dtype, turned)))
-            found.append(turns.Row(f"linear, {size}, {name}", partial(linear, size, dtype)))
+            for layout, transposed in layouts:
+                found.append(
+                    interleaving.Row(f"{layout}, {size}, {name}", partial(make, size, None, dtype, transposed))
+                )
+            found.append(interleaving.Row(f"linear, {size}, {name}", partial(linear, size, dtype)))
         for batch, size in BATCHES:
             title = f"{batch} products of {size}, {name}"
-            found.append(turns.Row(title, partial(make, size, batch, dtype, (False, False))))
+            found.append(interleaving.Row(title, partial(make, size, batch, dtype, (False, False))))
     return found
 
 
 if __name__ == "__main__":
-    turns.main(rows)
+    interleaving.main(rows)

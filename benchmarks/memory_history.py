@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import allocator
+import interleaving
 import report
 import torch
-import turns
 import typer
 
 from torch_backplane import _C
@@ -102,9 +102,9 @@ def run(titles: list[str], device: torch.device, rounds: int) -> list[Result]:
             title,
             counts[title],
             statistics.median(steps[title]) * 1e3,
-            turns.ratio(steps[OFF], steps[title]),
+            interleaving.ratio(steps[OFF], steps[title]),
             statistics.median(single[title]),
-            turns.ratio(single[OFF], single[title]),
+            interleaving.ratio(single[OFF], single[title]),
         )
         for title in rows
     ]
@@ -133,7 +133,7 @@ def main(
     columns = ("", "events per step", "step, ms", "÷ off", "allocation or free, ns", "÷ off")
     in_all = {"allocation or free before recording was ever on, ns": round(never, 1)}
     title = "training steps while the memory history is recorded"
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

@@ -227,8 +227,8 @@ def main(
     print(f"a * b, time until the call returns: {issued:.2f} µs")
     if parts is not None:
         print(f"the same, while the device is held up: {held:.2f} µs")
-        told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
-        print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {told}")
+        shares = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
+        print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {shares}")
     if first is not None:
         print("first call, kernel built: " + ", ".join(f"{name} {value:.0f} µs" for name, value in first.items()))
 

@@ -14,9 +14,9 @@ import dataclasses
 import statistics
 
 import graphs
+import interleaving
 import report
 import torch
-import turns
 import typer
 from torch.profiler import ProfilerActivity, profile
 
@@ -44,14 +44,14 @@ def run(title: str, place: torch.device, rounds: int) -> Result:
     bodies = {place: make(place), cpu: make(cpu)}
     host, device = ProfilerActivity.CPU, ProfilerActivity.PrivateUse1
     modes = [(place, []), (place, [host, device]), (place, [host]), (cpu, []), (cpu, [host])]
-    calls = max(1, int(0.1 / max(turns.seconds(body, where, 3) for where, body in bodies.items())))
+    calls = max(1, int(0.1 / max(interleaving.seconds(body, where, 3) for where, body in bodies.items())))
     times: list[list[float]] = [[] for _ in modes]
     commands = 0
     for counted in [False] + [True] * rounds:
         for record, (where, activities) in zip(times, modes, strict=True):
             with recorded(activities) as found:
                 bodies[where]()
-                took = turns.seconds(bodies[where], where, calls)
+                took = interleaving.seconds(bodies[where], where, calls)
             if counted:
                 record.append(took)
             if found is not None and device in activities:
@@ -59,8 +59,8 @@ def run(title: str, place: torch.device, rounds: int) -> Result:
                 commands = kinds.count(torch.autograd.DeviceType.PrivateUse1) // (calls + 1)
     medians = [statistics.median(one) * 1e3 for one in times]
     return Result(
-        title, medians[0], turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2]), medians[3],
-        turns.ratio(times[3], times[4]), commands,
+        title, medians[0], interleaving.ratio(times[0], times[1]), interleaving.ratio(times[0], times[2]), medians[3],
+        interleaving.ratio(times[3], times[4]), commands,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def main(
     ]  # fmt: skip
     columns = ("", "ms", "operators and bp", "operators", "cpu ms", "cpu operators", "commands")
     title = "slowdown of a step under a profiler"
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
 
 
 if __name__ == "__main__":

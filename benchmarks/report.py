@@ -47,14 +47,14 @@ def begin(
     return place, machine.environment(place, threads)
 
 
-def summary(ratios: Mapping[str, float], least: float, said: str = "below") -> dict[str, str]:
+def summary(ratios: Mapping[str, float], least: float, label: str = "below") -> dict[str, str]:
     """The geometric mean of `ratios`, and the titles of those that are less than `least`."""
     mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
     less = [f"{title}: {ratio:.2f}" for title, ratio in ratios.items() if ratio < least]
-    return {"geometric mean": f"{mean:.2f}", f"{said} {least}": "; ".join(less) or "none"}
+    return {"geometric mean": f"{mean:.2f}", f"{label} {least}": "; ".join(less) or "none"}
 
 
-def tell(
+def print_report(
     environment: Mapping[str, Any],
     results: Sequence[Any],
     title: str,

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import interleaving
 import torch
-import turns
 from torch import nn
 
 # (time, batch, features, hidden, layers, bidirectional)
 SHAPES = ((24, 16, 32, 64, 2, True), (64, 32, 128, 128, 1, False), (100, 8, 256, 512, 1, False))
 
 
-def make(kind: str, shape: tuple[int, int, int, int, int, bool], training: bool, device: torch.device) -> turns.Body:
+def make(
+    kind: str, shape: tuple[int, int, int, int, int, bool], training: bool, device: torch.device
+) -> interleaving.Body:
     time, batch, features, hidden, layers, both = shape
     module = getattr(nn, kind)(features, hidden, layers, bidirectional=both).to(device)
     x = torch.randn(time, batch, features).to(device)
@@ -33,21 +35,21 @@ def make(kind: str, shape: tuple[int, int, int, int, int, bool], training: bool,
     return train if training else forward
 
 
-def rows() -> list[turns.Row]:
+def rows() -> list[interleaving.Row]:
     """Compares recurrent layers on a device and on the CPU."""
 
-    def found() -> Iterator[turns.Row]:
+    def found() -> Iterator[interleaving.Row]:
         for kind in ("LSTM", "GRU", "RNN"):
             for shape in SHAPES:
                 time, batch, features, hidden, layers, both = shape
                 sizes = f"{time} × {batch} × {features} to {hidden}"
-                said = f"{kind}, {sizes}, {layers} layers{' in both directions' if both else ''}"
+                layer_title = f"{kind}, {sizes}, {layers} layers{' in both directions' if both else ''}"
                 for training in (False, True):
-                    title = f"{said}{', with gradients' if training else ''}"
-                    yield turns.Row(title, partial(make, kind, shape, training))
+                    title = f"{layer_title}{', with gradients' if training else ''}"
+                    yield interleaving.Row(title, partial(make, kind, shape, training))
 
     return list(found())
 
 
 if __name__ == "__main__":
-    turns.main(rows)
+    interleaving.main(rows)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import interleaving
 import torch
-import turns
 from torch import nn
 
 Model = Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]  # model, batch, targets
@@ -103,7 +103,7 @@ def vit() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
 
 
-def make(build: Model, device: torch.device) -> turns.Body:
+def make(build: Model, device: torch.device) -> interleaving.Body:
     """A training step. The batch is on the device, and each step reads the loss, as programs do."""
     model, x, target = build()
     model, x, target = model.to(device), x.to(device), target.to(device)
@@ -120,10 +120,10 @@ def make(build: Model, device: torch.device) -> turns.Body:
     return step
 
 
-def rows() -> list[turns.Row]:
+def rows() -> list[interleaving.Row]:
     """Compares training steps on a device and on the CPU."""
-    return [turns.Row(str(model.__doc__), partial(make, model), 0.3) for model in (gpt, cnn, resnet, lstm, vit)]
+    return [interleaving.Row(str(model.__doc__), partial(make, model), 0.3) for model in (gpt, cnn, resnet, lstm, vit)]
 
 
 if __name__ == "__main__":
-    turns.main(rows, "1/s")
+    interleaving.main(rows, "1/s")

@@ -18,9 +18,9 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 
+import interleaving
 import report
 import torch
-import turns
 import typer
 
 from torch_backplane import plans
@@ -41,14 +41,14 @@ class Result:
     ratio: float
 
 
-def linear(tokens: int, size: int, out_size: int, device: torch.device) -> turns.Body:
+def linear(tokens: int, size: int, out_size: int, device: torch.device) -> interleaving.Body:
     shapes = ((tokens, size), (out_size, size), (out_size,))
     layers = 1 if out_size == WORDS else LAYERS
     given = itertools.cycle([[torch.randn(shape).to(device) for shape in shapes] for _ in range(layers)])
     return lambda: torch.nn.functional.linear(*next(given))
 
 
-def heads(tokens: int, by_values: bool, device: torch.device) -> turns.Body:
+def heads(tokens: int, by_values: bool, device: torch.device) -> interleaving.Body:
     """Queries times keys, or (`by_values`) the softmax of that times values."""
     width = WIDTH // HEADS
     shapes = ((HEADS, tokens, tokens if by_values else width), (HEADS, tokens, width))
@@ -61,8 +61,8 @@ def heads(tokens: int, by_values: bool, device: torch.device) -> turns.Body:
     return multiply
 
 
-def rows() -> dict[str, Callable[[torch.device], turns.Body]]:
-    found: dict[str, Callable[[torch.device], turns.Body]] = {}
+def rows() -> dict[str, Callable[[torch.device], interleaving.Body]]:
+    found: dict[str, Callable[[torch.device], interleaving.Body]] = {}
     for tokens in TOKENS:
         for name, size, out_size in (
             ("queries, keys and values", WIDTH, 3 * WIDTH),
@@ -77,12 +77,12 @@ def rows() -> dict[str, Callable[[torch.device], turns.Body]]:
     return found
 
 
-def computed_by(body: turns.Body) -> list[str]:
+def computed_by(body: interleaving.Body) -> list[str]:
     """The kernels and host operators that a call runs."""
     return re.findall(r"(?:launch|on the host) ([\w:.]+)", str(plans.explain(body)))
 
 
-def compare(title: str, body: turns.Body, device: torch.device, rounds: int, seconds: float = 0.05) -> Result:
+def compare(title: str, body: interleaving.Body, device: torch.device, rounds: int, seconds: float = 0.05) -> Result:
     """Tunes the operators that `body` calls, and times it untuned and tuned."""
     tunable = torch.get_device_module("bp").tunable
     tunable.enable(False)
@@ -91,16 +91,16 @@ def compare(title: str, body: turns.Body, device: torch.device, rounds: int, sec
     known = len(tunable.get_results())
     body()
     chosen = ", ".join(one[2] for one in tunable.get_results()[known:])
-    once = turns.seconds(body, device, 1)
+    once = interleaving.seconds(body, device, 1)
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
         for tuned, record in times.items():
             tunable.enable(tuned)
-            turns.seconds(body, device, 2)  # the setting needs new plans
-            record.append(turns.seconds(body, device, max(1, int(seconds / once))))
+            interleaving.seconds(body, device, 2)  # the setting needs new plans
+            record.append(interleaving.seconds(body, device, max(1, int(seconds / once))))
     before, after = (statistics.median(record) * 1e3 for record in times.values())
     is_changed = computed_by(body) != untuned or "/" in chosen  # a form can differ in the launch only
-    return Result(title, chosen, is_changed, before, after, turns.ratio(times[True], times[False]))
+    return Result(title, chosen, is_changed, before, after, interleaving.ratio(times[True], times[False]))
 
 
 def program(
@@ -130,7 +130,7 @@ def program(
     in_all = {"changed by tuning": f"{len(changed)} of {len(results)}"}
     if changed:
         in_all |= report.summary(changed, 0.95, "slower than")
-    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
+    report.print_report(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python tools/pages.py          # writes them
     python tools/pages.py --check  # exits with 1 if a page is out of date
 
-A generated part is the text between `<!-- generated: NAME -->` and `<!-- /generated -->` in a page of docs/.
+A generated part is the text between `<!-- generated: NAME -->` and `<!-- /generated -->` in README.md or
+a page of docs/.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "benchmarks": _of_results("benchmarks"),
     "conformance": _of_results("conformance"),
     "operators": _of_results("operators"),
+    "overview": _of_results("overview"),
 }
 
 
@@ -104,7 +106,7 @@ def generated(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """The path, the text and the new text of each page that has generated parts."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         if PART.search(text):
             yield path, text, generated(text)

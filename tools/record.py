@@ -58,8 +58,10 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
     entries = []
     for one in data["entries"]:
         failures = sorted({each["message"].partition("\n")[0][:160] for each in one["findings"] if KINDS[each["kind"]]})
-        kept = {key: one[key] for key in ("op", "dtype", "status", "samples", "compared", "fallbacks")}
-        entries.append(kept | {"failures": failures})
+        shown = {
+            key: one[key] for key in ("op", "dtype", "status", "samples", "compared", "fallbacks", "libraries")
+        }
+        entries.append(shown | {"failures": failures})
     return {"seconds": data["seconds"], "totals": data["totals"], "entries": entries}
 
 

@@ -20,7 +20,7 @@ BENCHMARKS = {
     "generate": ("Text generation", "Tokens per second. The ratio is new lengths divided by repeated ones."),
     "graphs": ("Graphs", "The columns named by … are the other way's time divided by the replay's: higher is better."),
 }
-STATES = {"passed": "●", "fallback": "◐", "refused": "○", "failed": "✕", "empty": ""}
+STATES = {"native": "●", "library": "◆", "fallback": "◐", "refused": "○", "failed": "✕", "empty": ""}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -137,7 +137,9 @@ def conformance() -> Iterator[str]:
 
 def state_of(entry: Mapping[str, Any]) -> str:
     """The key of STATES of an entry of a conformance run."""
-    return "fallback" if entry["status"] == "passed" and entry["fallbacks"] else str(entry["status"])
+    if entry["status"] != "passed":
+        return str(entry["status"])
+    return "fallback" if entry["fallbacks"] else "library" if entry["libraries"] else "native"
 
 
 def operators() -> Iterator[str]:
@@ -162,3 +164,44 @@ def operators() -> Iterator[str]:
     yield "|---|" + ":-:|" * len(dtypes)
     for op, marks in sorted(states.items()):
         yield f"| `{op}` | " + " | ".join(marks.get(dtype, "") for dtype in dtypes) + " |"
+
+
+def overview() -> Iterator[str]:
+    """The main figures of the results, for the README."""
+
+    def row(name: str, text: str) -> dict[str, Any]:
+        """The first row of a benchmark whose title contains a text."""
+        rows = load(name)["data"]["results"]
+        found: dict[str, Any] = next(one for one in rows if text in one.get("title", one.get("workload", "")))
+        return found
+
+    states = Counter(state_of(one) for one in load("conformance-opencl")["data"]["entries"])
+    agree = states["native"] + states["library"] + states["fallback"]
+    required = load("ops-opencl")["data"]["counts"]["required"]
+    call, on_host = row("overhead-opencl", "a * b"), row("overhead-host", "a * b")
+    step, graph = row("training-opencl", "GPT"), row("graphs-opencl", "GPT")
+    ratios = [one["ratio"] for one in load("training-opencl")["data"]["results"]]
+    machine = load("training-opencl")["machine"]
+    yield f"| | OpenCL (PoCL) and `cpu` on the same {machine['cpu']} processor, {machine['cores']} cores |"
+    yield "|---|---|"
+    yield (
+        f"| [Correctness](docs/conformance.md) | {states.total():,} pairs of operator and dtype of PyTorch's operator "
+        f"database: {agree:,} agree with `cpu`, {states['failed']} differ, {states['refused']} are refused, "
+        f"{states['empty']} have nothing to compare |"
+    )
+    yield (
+        f"| [Operators](docs/operators.md) | of {required['total']} ATen operators that a backend must provide, "
+        f"{required['native']} are native, {required['fallback']} fall back to `cpu` |"
+    )
+    yield (
+        f"| [Overhead](docs/benchmarks.md) | one small `a * b`: {call['device_us']:.1f} µs; "
+        f"{on_host['device_us']:.1f} µs on a host device; {call['cpu_us']:.1f} µs on `cpu` |"
+    )
+    yield (
+        f"| [Training](docs/benchmarks.md) | a step of a small GPT: {step['device_ms']:.1f} ms; {step['other_ms']:.1f} "
+        f"ms on `cpu`; five models: {min(ratios):.2g} to {max(ratios):.2g} times the speed of `cpu` |"
+    )
+    yield (
+        f"| [Graphs](docs/benchmarks.md#graphs-opencl) | a replayed step of a GPT: {graph['replay_us'] / 1000:.1f} ms; "
+        f"eagerly {graph['eager_us'] / 1000:.1f} ms |"
+    )

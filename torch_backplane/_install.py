@@ -9,10 +9,10 @@ import torch
 # The device type must be named before the compiled part registers anything for it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, backends, ending, fused_attention, interop, printing, settings  # noqa: E402
+from torch_backplane import accelerator, backends, fused_attention, interop, printing, settings, shutdown  # noqa: E402
 
 settings.apply()
-ending.install()
+shutdown.install()
 torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()

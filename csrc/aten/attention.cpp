@@ -24,18 +24,18 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-enum class Way {
+enum class Implementation {
   Composed, // matrix products and a softmax; on devices without kernels, the CPU flash kernel as a fallback
   OnePass, // one-pass kernels
   Host, // the CPU flash kernel, in stream order
 };
 
 // Kernels are for devices whose work items run in lockstep: on CPUs, products and a softmax are faster.
-Way way_of(const Tensor& query) {
+Implementation implementation_of(const Tensor& query) {
   const auto index = query.device().index();
-  return attends_in_one_pass(index) && !runs_threads(index) ? Way::OnePass
-      : computes_on_host(index)                             ? Way::Host
-                                                            : Way::Composed;
+  return attends_in_one_pass(index) && !runs_threads(index) ? Implementation::OnePass
+      : computes_on_host(index)                             ? Implementation::Host
+                                                            : Implementation::Composed;
 }
 
 bool is_probability(double p) {
@@ -111,7 +111,7 @@ const char* why_not(
   }
   const auto index = query.device().index();
   const bool wants_mask_gradient = mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled();
-  if (way_of(query) == Way::OnePass) {
+  if (implementation_of(query) == Implementation::OnePass) {
     return nullptr;
   }
   // Without the composite form, the CPU's flash kernel as a fallback is the only way left.
@@ -160,7 +160,7 @@ int64_t choose(
 }
 
 // The probability that a weight is kept; nullopt without dropout.
-std::optional<double> kept_of(double dropout_p) {
+std::optional<double> keep_probability(double dropout_p) {
   return dropout_p == 0 ? std::nullopt : std::optional<double>(1 - dropout_p);
 }
 
@@ -178,7 +178,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool return_debug_mask,
     std::optional<double> scale) {
   torch::jit::Stack stack;
-  if (way_of(query) != Way::Composed) {
+  if (implementation_of(query) != Implementation::Composed) {
     // choose() checks this, too, but direct calls of the operator bypass it.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
@@ -186,10 +186,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
         "dropout_p between 0 and 1, but got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     TORCH_CHECK(
-        way_of(query) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
+        implementation_of(query) != Implementation::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
         "the CPU's flash kernel does not support dropout, and needs as many heads of keys as of queries");
     static const auto one_pass = find_operator("backplane::attention");
-    torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
+    torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), keep_probability(dropout_p));
     one_pass.callBoxed(stack);
     // Seed and offset are one tensor on the device, because they differ in each replay of a plan.
     const Tensor state = stack[2].toTensor();
@@ -232,11 +232,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  if (way_of(query) != Way::Composed) {
+  if (implementation_of(query) != Implementation::Composed) {
     static const auto one_pass = find_operator("backplane::attention_backward");
-    const auto kept = kept_of(dropout_p);
+    const auto keep = keep_probability(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
-    torch::jit::push(stack, kept, kept.has_value() ? OptionalTensor(state) : std::nullopt, grad_input_mask);
+    torch::jit::push(stack, keep, keep.has_value() ? OptionalTensor(state) : std::nullopt, grad_input_mask);
     one_pass.callBoxed(stack);
     return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), stack[3].toTensor()};
   }
@@ -246,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
 }
 
-// query, key and value have four dimensions; key and value can have fewer heads. `kept`: the probability that a weight
+// query, key and value have four dimensions; key and value can have fewer heads. `keep`: the probability that a weight
 // is kept, with dropout. The second result is, for each query, the logarithm of its softmax's denominator. The third is
 // the generator's state, which the backward needs with dropout.
 TORCH_LIBRARY_FRAGMENT(backplane, m) {

@@ -17,12 +17,12 @@ class CopyFacts {
   virtual bool is_dense() const = 0;
 };
 
-enum class CopyWay {
+enum class CopyMethod {
   Nothing, // source and destination are the same elements
   Bytes, // one contiguous copy by the device
   Elements // element by element: by a kernel, or by the CPU on devices without kernels
 };
 
-CopyWay copy_way(const CopyFacts& facts);
+CopyMethod copy_method(const CopyFacts& facts);
 
 } // namespace backplane

@@ -34,14 +34,14 @@ bool runs_kernels(const Device& device) {
 
 } // namespace
 
-CopyWay copy_way(const CopyFacts& facts) {
+CopyMethod copy_method(const CopyFacts& facts) {
   if (!facts.is_alike()) {
-    return CopyWay::Elements;
+    return CopyMethod::Elements;
   }
   if (facts.shares_storage() && facts.starts_alike()) {
-    return CopyWay::Nothing; // also for expanded tensors, as in PyTorch
+    return CopyMethod::Nothing; // also for expanded tensors, as in PyTorch
   }
-  return facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
+  return facts.is_dense() ? CopyMethod::Bytes : CopyMethod::Elements;
 }
 
 namespace {
@@ -195,12 +195,12 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
 
 // Whether a large tensor's elements fill at most half of the memory range that it covers.
 bool is_spread(const at::Tensor& tensor) {
-  constexpr int64_t kLeastElements = 1 << 14; // copying fewer takes less time than launching a kernel
+  constexpr int64_t kMinElements = 1 << 14; // copying fewer takes less time than launching a kernel
   int64_t reach = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     reach += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  return reach >= kLeastElements && reach / 2 >= tensor.numel();
+  return reach >= kMinElements && reach / 2 >= tensor.numel();
 }
 
 // Whether to pack the elements for a copy between the CPU and a device that runs kernels and is not host-accessible.
@@ -243,8 +243,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   keys.excluded_ = keys.excluded_ - kLazyBits; // see copy_()
   const c10::impl::ForceDispatchKeyGuard guard(keys);
   TORCH_CHECK(source.defined() && destination.defined(), "source and destination of a copy must be defined tensors");
-  const CopyWay way = copy_way(TensorFacts(source, destination));
-  if (way == CopyWay::Nothing) {
+  const CopyMethod method = copy_method(TensorFacts(source, destination));
+  if (method == CopyMethod::Nothing) {
     return destination;
   }
   // The checks of TensorIterator, which copies by the device bypass.
@@ -261,7 +261,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   }
   if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
     // Transfer the bytes unchanged, and convert on the destination's device.
-    if (way == CopyWay::Bytes) {
+    if (method == CopyMethod::Bytes) {
       copy_bytes_between(source, destination);
     } else if (!device(destination.device().index()).properties().supports(source.scalar_type())) {
       destination.copy_(source.to(at::kCPU)); // the destination's device does not support the source's dtype
@@ -273,7 +273,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
       copy_bytes_between(dense, moved);
       destination.copy_(moved);
     }
-  } else if (way == CopyWay::Bytes) {
+  } else if (method == CopyMethod::Bytes) {
     copy_bytes(source, destination, non_blocking);
   } else if (
       is_bp(source) && is_bp(destination) &&

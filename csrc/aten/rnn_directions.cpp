@@ -20,7 +20,7 @@ int64_t gates_of(int64_t mode) {
   return mode == kLstm ? 4 : mode == kGru ? 3 : 1;
 }
 
-int64_t kept_of(int64_t mode) {
+int64_t saved_per_unit(int64_t mode) {
   return mode == kLstm ? 5 : mode == kGru ? 4 : 0;
 }
 
@@ -55,7 +55,7 @@ Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
 
 } // namespace
 
-Given::Given(c10::ArrayRef<IValue> arguments)
+LayerArguments::LayerArguments(c10::ArrayRef<IValue> arguments)
     : input(arguments[0].toTensor()),
       hx(arguments[1].toTensor()),
       cx(arguments[2].toOptional<Tensor>()),
@@ -82,7 +82,7 @@ Given::Given(c10::ArrayRef<IValue> arguments)
   }
 }
 
-void Given::check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
+void LayerArguments::check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
   TORCH_CHECK(
       !tensor.has_value() ||
           (tensor->sizes() == sizes && tensor->scalar_type() == input.scalar_type() &&
@@ -91,7 +91,7 @@ void Given::check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
       tensor->sizes(), " and ", tensor->scalar_type(), " on ", tensor->device());
 }
 
-Direction Given::direction(int64_t i) const {
+Direction LayerArguments::direction(int64_t i) const {
   const size_t first = i * params_of_one();
   const auto bias = [&](size_t place) {
     return params_of_one() == 4 ? OptionalTensor(params[first + place]) : std::nullopt;
@@ -107,7 +107,7 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
     : grad(arguments[0].toTensor()),
       grad_hy(arguments[1].toTensor()),
       grad_cy(arguments[2].toTensor()),
-      given(arguments.slice(3, Given::kCount)),
+      given(arguments.slice(3, LayerArguments::kCount)),
       results{arguments[8].toTensor(), arguments[9].toTensor(), arguments[10].toTensor(), arguments[11].toTensor()} {
   given.check(grad, given.out_sizes());
   given.check(results.out, given.out_sizes());
@@ -117,7 +117,7 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
     given.check(grad_cy, given.state_sizes());
     given.check(results.cy, given.state_sizes());
   }
-  const int64_t kept = kept_of(given.mode);
+  const int64_t kept = saved_per_unit(given.mode);
   if (kept == 0) {
     return;
   }
@@ -133,12 +133,12 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
 }
 
 bool saves_nothing(const Computed& computed) {
-  return kept_of(computed.given.mode) != 0 && computed.results.saved.numel() == 0;
+  return saved_per_unit(computed.given.mode) != 0 && computed.results.saved.numel() == 0;
 }
 
-RnnResults new_results(const Given& given, bool training) {
+RnnResults new_results(const LayerArguments& given, bool training) {
   const auto options = given.input.options();
-  const int64_t kept = kept_of(given.mode);
+  const int64_t kept = saved_per_unit(given.mode);
   return {
       at::empty(given.out_sizes(), options), at::empty(given.state_sizes(), options),
       given.mode == kLstm ? at::empty(given.state_sizes(), options) : nothing(given.input),
@@ -177,7 +177,7 @@ std::vector<Tensor> gradients(
 void layer_by_steps(const Direction& given, const RnnResults& results, bool training) {
   const int64_t time = given.time(), batch = given.batch(), hidden = given.hidden();
   const Tensor& input = given.input;
-  const int64_t gates = gates_of(given.mode) * hidden, kept = kept_of(given.mode);
+  const int64_t gates = gates_of(given.mode) * hidden, kept = saved_per_unit(given.mode);
   const Tensor from_input =
       at::mm(input.reshape({time * batch, input.size(2)}), given.w_ih.t()).view({time, batch, gates});
   // Without gradients, only the next step needs a step's cell.

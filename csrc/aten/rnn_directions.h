@@ -18,7 +18,7 @@ enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's values
 
 // The columns of the gates, and of what a step saves for gradients, as multiples of the state's columns.
 int64_t gates_of(int64_t mode);
-int64_t kept_of(int64_t mode);
+int64_t saved_per_unit(int64_t mode);
 
 at::Tensor nothing(const at::Tensor& like);
 OptionalTensor if_any(const at::Tensor& tensor);
@@ -54,9 +54,9 @@ struct Direction {
 };
 
 // The arguments of a layer, as all operators here take them: five arguments, in this order.
-struct Given {
+struct LayerArguments {
   static constexpr size_t kCount = 5;
-  explicit Given(c10::ArrayRef<c10::IValue> arguments);
+  explicit LayerArguments(c10::ArrayRef<c10::IValue> arguments);
 
   int64_t time() const {
     return input.size(0);
@@ -103,13 +103,13 @@ struct RnnResults {
 };
 
 // A layer's arguments, results and gradients of the results, as backward operators take them: three arguments before
-// `Given`'s and four after.
+// `LayerArguments`'s and four after.
 struct Computed {
-  static constexpr size_t kCount = 3 + Given::kCount + 4;
+  static constexpr size_t kCount = 3 + LayerArguments::kCount + 4;
   explicit Computed(c10::ArrayRef<c10::IValue> arguments);
 
   at::Tensor grad, grad_hy, grad_cy;
-  Given given;
+  LayerArguments given;
   RnnResults results;
 };
 
@@ -121,7 +121,7 @@ struct ComputedDirection {
 };
 
 // Allocates results. `training`: including what steps save.
-RnnResults new_results(const Given& given, bool training);
+RnnResults new_results(const LayerArguments& given, bool training);
 
 // Whether the layer needs saved values for gradients, but has none.
 bool saves_nothing(const Computed& computed);

@@ -21,7 +21,7 @@ using c10::IValue;
 
 namespace {
 
-std::vector<Tensor> new_gradients(const Given& given) {
+std::vector<Tensor> new_gradients(const LayerArguments& given) {
   const auto like = [](const Tensor& one) { return at::empty(one.sizes(), one.options()); };
   std::vector<Tensor> gradients{
       like(given.input), like(given.hx), given.cx.has_value() ? like(*given.cx) : nothing(given.input)};
@@ -62,7 +62,7 @@ void answer(Stack* stack, size_t arguments, const std::vector<Tensor>& gradients
 }
 
 // Deferred calls on a host device, in stream order.
-RnnResults layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
+RnnResults layer_later(const LayerArguments& given, c10::ArrayRef<IValue> arguments) {
   const RnnResults results = new_results(given, /*training=*/arguments.back().toBool() && !is_onednn(given));
   Stack stack(arguments.begin(), arguments.end());
   torch::jit::push(stack, results.out, results.hy, if_any(results.cy), if_any(results.saved));
@@ -71,7 +71,7 @@ RnnResults layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
   return results;
 }
 
-std::vector<Tensor> gradients_later(const Given& given, c10::ArrayRef<IValue> arguments) {
+std::vector<Tensor> gradients_later(const LayerArguments& given, c10::ArrayRef<IValue> arguments) {
   const std::vector<Tensor> gradients = new_gradients(given);
   Stack stack(arguments.begin(), arguments.end());
   const c10::List<Tensor> of_params(std::vector<Tensor>(gradients.begin() + 3, gradients.end()));
@@ -82,12 +82,12 @@ std::vector<Tensor> gradients_later(const Given& given, c10::ArrayRef<IValue> ar
 }
 
 void layer_of_cpu(const OperatorHandle&, Stack* stack) {
-  const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
-  const Given given(arguments);
+  const auto arguments = torch::jit::last(*stack, LayerArguments::kCount + 1);
+  const LayerArguments given(arguments);
   const bool training = arguments.back().toBool();
   RnnResults results = new_results(given, training && !is_onednn(given));
   layer_on_cpu(given, results, training);
-  answer(stack, Given::kCount + 1, results);
+  answer(stack, LayerArguments::kCount + 1, results);
 }
 
 void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
@@ -96,19 +96,19 @@ void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
 
 } // namespace
 
-bool asks_no_planner(const Tensor& tensor) {
+bool bypasses_planner(const Tensor& tensor) {
   return runs_kernels(tensor) ? !computes_on_host(tensor.device().index()) : is_later_host_call(tensor);
 }
 
 void layer_of_bp(const OperatorHandle& op, Stack* stack) {
-  const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
-  const Given given(arguments);
+  const auto arguments = torch::jit::last(*stack, LayerArguments::kCount + 1);
+  const LayerArguments given(arguments);
   if (is_host_call(given.input)) {
     run_on_cpu(op, op, stack);
     return;
   }
   if (is_later_host_call(given.input)) {
-    answer(stack, Given::kCount + 1, layer_later(given, arguments));
+    answer(stack, LayerArguments::kCount + 1, layer_later(given, arguments));
     return;
   }
   const bool training = arguments.back().toBool();
@@ -116,13 +116,13 @@ void layer_of_bp(const OperatorHandle& op, Stack* stack) {
   for (int64_t i = 0; i < given.directions(); ++i) {
     layer_by_steps(given.direction(i), results.direction(i), training);
   }
-  answer(stack, Given::kCount + 1, results);
+  answer(stack, LayerArguments::kCount + 1, results);
 }
 
 void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, Computed::kCount);
   const Computed computed(arguments);
-  const Given& given = computed.given;
+  const LayerArguments& given = computed.given;
   if (is_later_host_call(given.input)) {
     answer(stack, Computed::kCount, gradients_later(given, arguments));
     return;
@@ -140,10 +140,10 @@ namespace {
 
 // The same operators with additional, partly optional arguments for the results, for planners.
 
-void layer_to_places(const OperatorHandle&, Stack* stack) {
-  constexpr size_t kInputs = Given::kCount + 1, kPlaces = 4;
+void layer_into_results(const OperatorHandle&, Stack* stack) {
+  constexpr size_t kInputs = LayerArguments::kCount + 1, kPlaces = 4;
   const auto arguments = torch::jit::last(*stack, kInputs + kPlaces);
-  const Given given(arguments);
+  const LayerArguments given(arguments);
   const auto place = [&](size_t i) {
     return arguments[kInputs + i].toOptional<Tensor>().value_or(nothing(given.input));
   };
@@ -152,7 +152,7 @@ void layer_to_places(const OperatorHandle&, Stack* stack) {
   torch::jit::drop(*stack, kInputs + kPlaces);
 }
 
-void gradients_to_places(const OperatorHandle&, Stack* stack) {
+void gradients_into_results(const OperatorHandle&, Stack* stack) {
   constexpr size_t kPlaces = 4;
   const auto arguments = torch::jit::last(*stack, Computed::kCount + kPlaces);
   const Computed computed(arguments);
@@ -192,19 +192,19 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
   m.impl("rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_of_cpu>());
   m.impl("rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_of_cpu>());
-  m.impl("host_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_to_places>());
-  m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_to_places>());
+  m.impl("host_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_into_results>());
+  m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_into_results>());
 }
 
 // The meta kernels do nothing, because the results are given.
 template <size_t count>
-void leave_places(const OperatorHandle&, Stack* stack) {
+void drop_results(const OperatorHandle&, Stack* stack) {
   torch::jit::drop(*stack, count);
 }
 
 TORCH_LIBRARY_IMPL(backplane, Meta, m) {
-  m.impl("host_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&leave_places<Given::kCount + 1 + 4>>());
-  m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&leave_places<Computed::kCount + 4>>());
+  m.impl("host_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&drop_results<LayerArguments::kCount + 1 + 4>>());
+  m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&drop_results<Computed::kCount + 4>>());
 }
 
 TORCH_LIBRARY_IMPL(backplane, PrivateUse1, m) {

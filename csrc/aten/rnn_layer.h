@@ -10,7 +10,7 @@
 namespace backplane {
 
 // Whether a layer bypasses the planners: it is computed by steps here, or by a deferred call on a host device.
-bool asks_no_planner(const at::Tensor& tensor);
+bool bypasses_planner(const at::Tensor& tensor);
 
 // The operators on bp, without planners.
 void layer_of_bp(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -56,12 +56,12 @@ Gradients gradients_by_onednn(const ComputedDirection& computed, const Tensor& w
 
 } // namespace
 
-bool is_onednn(const Given& given) {
+bool is_onednn(const LayerArguments& given) {
   return given.mode == kLstm && given.input.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
       at::Context::hasMKLDNN();
 }
 
-void layer_on_cpu(const Given& given, RnnResults& results, bool training) {
+void layer_on_cpu(const LayerArguments& given, RnnResults& results, bool training) {
   std::vector<Tensor> workspaces;
   for (int64_t i = 0; i < given.directions(); ++i) {
     const RnnResults places = results.direction(i);
@@ -81,7 +81,7 @@ void layer_on_cpu(const Given& given, RnnResults& results, bool training) {
 }
 
 std::vector<Tensor> gradients_on_cpu(Computed computed) {
-  const Given& given = computed.given;
+  const LayerArguments& given = computed.given;
   if (saves_nothing(computed)) {
     computed.results = new_results(given, /*training=*/!is_onednn(given));
     layer_on_cpu(given, computed.results, /*training=*/true);

@@ -10,10 +10,10 @@
 namespace backplane {
 
 // Whether oneDNN computes the layer. The size of its workspace is not known in advance.
-bool is_onednn(const Given& given);
+bool is_onednn(const LayerArguments& given);
 
 // Fills the results. With oneDNN, replaces results.saved by the workspace.
-void layer_on_cpu(const Given& given, RnnResults& results, bool training);
+void layer_on_cpu(const LayerArguments& given, RnnResults& results, bool training);
 
 // The gradients of input, hx, cx (an empty tensor without cx) and the parameters.
 std::vector<at::Tensor> gradients_on_cpu(Computed computed);

@@ -92,7 +92,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     Stack stack;
     torch::jit::push(stack, input, hx, cx, params.vec(), mode, training);
     static const auto op = find_operator("backplane::rnn_layer");
-    asks_no_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
+    bypasses_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
     const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(),
                  saved = stack[3].toTensor();
     variable_list kept{out, hy, cy, saved, input, hx, cx.value_or(Tensor())};
@@ -117,7 +117,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
       torch::jit::push(stack, given[0], given[1], cx, std::vector<Tensor>(given.begin() + 3, given.end()), mode);
       torch::jit::push(stack, saved[0], saved[1], saved[2], saved[3]);
       static const auto op = find_operator("backplane::rnn_layer_backward");
-      asks_no_planner(given[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
+      bypasses_planner(given[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
       found = stack[0].toTensorVector();
       if (!cx.has_value()) {
         found[2] = Tensor();

@@ -221,7 +221,7 @@ class DeviceCall {
 
 // Submission blocks while about this many commands of a stream are pending, as in CUDA. Each pending command takes
 // memory, and a program that does not synchronize can submit commands faster than they complete.
-constexpr int64_t kMostWaiting = 1024;
+constexpr int64_t kMaxWaiting = 1024;
 
 // Releases the GIL during its lifetime, if this thread holds it, for waits on work that may need Python.
 class GilReleased {

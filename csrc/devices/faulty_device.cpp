@@ -20,17 +20,18 @@ namespace {
 class Faults {
  public:
   // Counts a call and returns its fault, if any.
-  std::optional<FaultKind> meet(const char* name) {
+  std::optional<FaultKind> next_fault(const char* name) {
     double wait = 0;
     std::optional<FaultKind> found;
     {
       std::lock_guard<std::mutex> guard(lock_);
       counts_.calls[name] += 1;
       wait = milliseconds_;
-      if (const auto told = told_.find(name); told != told_.end() && --told->second.first == 0) {
-        found = told->second.second;
-        told_.erase(told);
-      } else if (std::find(by_chance_.begin(), by_chance_.end(), name) != by_chance_.end()) {
+      if (const auto scheduled = scheduled_.find(name);
+          scheduled != scheduled_.end() && --scheduled->second.first == 0) {
+        found = scheduled->second.second;
+        scheduled_.erase(scheduled);
+      } else if (std::find(random_calls_.begin(), random_calls_.end(), name) != random_calls_.end()) {
         if (std::uniform_real_distribution<>()(random_) < probability_) {
           found = FaultKind::Error;
         }
@@ -43,14 +44,14 @@ class Faults {
     return found;
   }
 
-  void tell(const std::string& name, uint64_t nth, FaultKind kind) {
+  void schedule(const std::string& name, uint64_t nth, FaultKind kind) {
     std::lock_guard<std::mutex> guard(lock_);
-    told_[name] = {nth, kind};
+    scheduled_[name] = {nth, kind};
   }
 
-  void tell_chance(const std::vector<std::string>& names, double probability, uint64_t seed) {
+  void set_probability(const std::vector<std::string>& names, double probability, uint64_t seed) {
     std::lock_guard<std::mutex> guard(lock_);
-    by_chance_ = names;
+    random_calls_ = names;
     probability_ = probability;
     random_.seed(seed);
   }
@@ -62,8 +63,8 @@ class Faults {
 
   void clear() {
     std::lock_guard<std::mutex> guard(lock_);
-    told_.clear();
-    by_chance_.clear();
+    scheduled_.clear();
+    random_calls_.clear();
     milliseconds_ = 0;
   }
 
@@ -74,8 +75,8 @@ class Faults {
 
  private:
   std::mutex lock_; // not held while the device is called
-  std::map<std::string, std::pair<uint64_t, FaultKind>> told_; // (nth call from now, fault)
-  std::vector<std::string> by_chance_;
+  std::map<std::string, std::pair<uint64_t, FaultKind>> scheduled_; // (nth call from now, fault)
+  std::vector<std::string> random_calls_;
   double probability_ = 0;
   double milliseconds_ = 0;
   std::mt19937_64 random_;
@@ -235,7 +236,7 @@ class FaultyDevice final : public ForwardingDevice {
   // Throws if the call fails; returns true if it is out of memory.
   bool meets(const char* name) {
     check_not_lost();
-    const auto fault = faults().meet(name);
+    const auto fault = faults().next_fault(name);
     if (!fault.has_value() || *fault == FaultKind::OutOfMemory) {
       return fault.has_value();
     }
@@ -309,7 +310,7 @@ void fail_call(const std::string& name, uint64_t nth, FaultKind kind) {
   TORCH_CHECK_VALUE(
       kind != FaultKind::OutOfMemory || allocates(name), name,
       " does not allocate memory; only allocate and map can run out of it");
-  faults().tell(name, nth, kind);
+  faults().schedule(name, nth, kind);
 }
 
 void fail_by_chance(const std::vector<std::string>& names, double probability, uint64_t seed) {
@@ -317,7 +318,7 @@ void fail_by_chance(const std::vector<std::string>& names, double probability, u
     check_name(name);
   }
   TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "probability must be between 0 and 1, but got ", probability);
-  faults().tell_chance(names, probability, seed);
+  faults().set_probability(names, probability, seed);
 }
 
 void slow_calls(double milliseconds) {

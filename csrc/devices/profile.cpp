@@ -59,7 +59,7 @@ void ended(std::unique_ptr<Activity> activity) noexcept {
   }
 }
 
-std::string said_of(const std::exception& error) {
+std::string message_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
   return ours != nullptr ? ours->what_without_backtrace() : error.what();
 }
@@ -141,7 +141,7 @@ void Profile::stop() {
   }
   std::map<c10::DeviceIndex, std::optional<Base>> bases;
   const auto note = [&](c10::DeviceIndex index, const std::exception& error) {
-    const std::string line = c10::str("bp:", static_cast<int>(index), ": ", said_of(error));
+    const std::string line = c10::str("bp:", static_cast<int>(index), ": ", message_of(error));
     if (std::find(errors_.begin(), errors_.end(), line) == errors_.end()) {
       errors_.push_back(line);
     }

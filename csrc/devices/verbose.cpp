@@ -18,7 +18,7 @@ bool is_verbose() {
   return wanted.load(std::memory_order_relaxed);
 }
 
-void say_call(const std::string& what, std::chrono::nanoseconds time) {
+void print_call(const std::string& what, std::chrono::nanoseconds time) {
   std::printf("backplane: %s: %.3f ms\n", what.c_str(), std::chrono::duration<double, std::milli>(time).count());
   std::fflush(stdout);
 }

@@ -461,7 +461,7 @@ class DriverDevice final : public Device {
       int status = 0;
       {
         const GilReleased released; // a thread that executes deferred commands can hold it
-        said(
+        run_verbosely(
             [&] { status = call(stream.native, given.data(), given.size()); },
             [&] {
               return c10::str(

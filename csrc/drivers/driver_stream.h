@@ -110,7 +110,7 @@ class DriverStreams {
   // Defers later commands until the signal is set.
   void wait_for_signal(c10::intrusive_ptr<HostSignal> signal, StreamHandle stream);
 
-  // Exists while a command is submitted. The constructor blocks while too many commands are pending (kMostWaiting).
+  // Exists while a command is submitted. The constructor blocks while too many commands are pending (kMaxWaiting).
   class Submission {
    public:
     Submission(DriverStreams& streams, DriverStream& stream) : stream_(stream) {
@@ -156,7 +156,7 @@ class DriverStreams {
   class Timer;
 
   static constexpr uint64_t kFlushEvery = 16; // native submissions: start the device before anything synchronizes
-  static constexpr uint64_t kBetweenMarks = kMostWaiting / 2; // so the queue is not empty when the last mark is reached
+  static constexpr uint64_t kBetweenMarks = kMaxWaiting / 2; // so the queue is not empty when the last mark is reached
 
   // Calls the native API and converts its errors.
   template <typename Function>

@@ -15,7 +15,7 @@ void KernelBuild::check() const {
 }
 
 void KernelBuild::run() noexcept {
-  auto expected = State::Asked;
+  auto expected = State::Requested;
   if (!state_.compare_exchange_strong(expected, State::Running)) {
     return;
   }
@@ -50,7 +50,7 @@ void DeferredCommands::submit(c10::intrusive_ptr<Prerequisite> prerequisite, std
   {
     std::lock_guard<std::mutex> guard(lock_);
     commands_.push_back({std::move(prerequisite), std::move(command)});
-    many = commands_.size() >= kMostWaiting;
+    many = commands_.size() >= kMaxWaiting;
     update();
   }
   if (C10_UNLIKELY(many)) {

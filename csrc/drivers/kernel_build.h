@@ -41,9 +41,9 @@ class KernelBuild : public Prerequisite {
   virtual void finished() noexcept = 0; // called after build(), when is_over()
 
  private:
-  enum class State { Asked, Running, Built, Failed };
+  enum class State { Requested, Running, Built, Failed };
 
-  std::atomic<State> state_{State::Asked};
+  std::atomic<State> state_{State::Requested};
   std::exception_ptr failure_; // written before the state becomes Failed
   std::mutex lock_;
   std::condition_variable changed_;
@@ -64,7 +64,7 @@ class DeferredCommands {
   bool is_waiting() const;
   // Appends a command (nullopt: only a wait). It executes when `prerequisite` (can be null) is over and all earlier
   // commands have executed. This can be before submit() returns; no lock is held then. An exception, also the
-  // prerequisite's, is kept for rethrow(). If kMostWaiting commands are deferred, waits until they have executed.
+  // prerequisite's, is kept for rethrow(). If kMaxWaiting commands are deferred, waits until they have executed.
   void submit(c10::intrusive_ptr<Prerequisite> prerequisite, std::optional<StoredCommand> command);
   // Executes the first commands that do not have to wait. Never throws.
   void issue_ready() noexcept;

@@ -144,9 +144,9 @@ CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
     note_synchronization();
   }
   if (!copies_) {
-    std::optional<SyncWatch::Unseen> unseen;
+    std::optional<SyncWatch::Hidden> hidden;
     if (device_.properties().dialect.empty()) { // the host runs the device's operators: not a wait of the program
-      unseen.emplace();
+      hidden.emplace();
     }
     synchronize_stream(current_stream(index_));
   }

@@ -46,7 +46,7 @@ constexpr uint64_t kComplex = kComplexHalf | bit(ScalarType::ComplexFloat) | bit
 } // namespace
 
 struct PromotionRule {
-  uint64_t lacking; // bit mask of dtypes
+  uint64_t unsupported; // bit mask of dtypes
   Composed composed; // nullptr: none
   bool of_one_dtype; // the kernels reject floating-point tensors of different dtypes
 };
@@ -54,7 +54,7 @@ struct PromotionRule {
 namespace {
 
 struct Row {
-  uint64_t lacking;
+  uint64_t unsupported;
   std::vector<const char*> names; // with all overloads
   Composed composed = nullptr;
   bool of_one_dtype = false;
@@ -179,7 +179,7 @@ class PromotedCall {
       if (arguments_[i].isTensor() && arguments_[i].toTensor().defined()) {
         const at::Tensor& tensor = arguments_[i].toTensor();
         if (!argument.is_out() || rule.composed == nullptr) { // a replacement is chosen by the operands
-          see(tensor.scalar_type(), rule.lacking);
+          check_dtype(tensor.scalar_type(), rule.unsupported);
         }
         if (rule.of_one_dtype && tensor.is_floating_point()) {
           two_dtypes_ |= seen_.value_or(tensor.scalar_type()) != tensor.scalar_type();
@@ -189,43 +189,43 @@ class PromotedCall {
           state = at::native::update_result_type_state(tensor, state);
         }
       } else if (arguments_[i].isInt() && is_dtype(argument)) {
-        asked_ = static_cast<ScalarType>(arguments_[i].toInt());
-        see(*asked_, rule.lacking);
+        requested_ = static_cast<ScalarType>(arguments_[i].toInt());
+        check_dtype(*requested_, rule.unsupported);
       }
     }
-    computed_ = asked_.value_or(at::native::result_type(state));
+    computed_ = requested_.value_or(at::native::result_type(state));
     if (two_dtypes_) {
-      lacking_ = ScalarType::Undefined; // run the kernel unchanged: it raises the error
+      unsupported_ = ScalarType::Undefined; // run the kernel unchanged: it raises the error
     }
   }
 
   // Undefined if the kernel supports all dtypes of the call.
-  ScalarType lacking() const {
-    return lacking_;
+  ScalarType unsupported() const {
+    return unsupported_;
   }
 
   void widen() {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       c10::IValue& value = arguments_[i];
       const auto& argument = schema_.arguments()[i];
-      if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == lacking_) {
+      if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == unsupported_) {
         const at::Tensor narrow = value.toTensor();
         const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-        const at::Tensor wide =
-            argument.is_out() ? at::empty({0}, narrow.options().dtype(wider(lacking_))) : narrow.to(wider(lacking_));
+        const at::Tensor wide = argument.is_out() ? at::empty({0}, narrow.options().dtype(wider(unsupported_)))
+                                                  : narrow.to(wider(unsupported_));
         if (written) {
           at::assert_no_internal_overlap(narrow);
-          given_.push_back({narrow, wide});
+          written_.push_back({narrow, wide});
         }
         value = wide;
-      } else if (value.isInt() && is_dtype(argument) && static_cast<ScalarType>(value.toInt()) == lacking_) {
-        value = static_cast<int64_t>(wider(lacking_));
+      } else if (value.isInt() && is_dtype(argument) && static_cast<ScalarType>(value.toInt()) == unsupported_) {
+        value = static_cast<int64_t>(wider(unsupported_));
       }
     }
   }
 
   void narrow(torch::jit::Stack* stack) const {
-    for (const auto& [original, wide] : given_) {
+    for (const auto& [original, wide] : written_) {
       at::native::resize_output(original, wide.sizes());
       original.copy_(wide);
     }
@@ -238,42 +238,42 @@ class PromotedCall {
   }
 
  private:
-  void see(ScalarType dtype, uint64_t lacking) {
-    if ((lacking & bit(dtype)) != 0) {
-      lacking_ = dtype;
+  void check_dtype(ScalarType dtype, uint64_t unsupported) {
+    if ((unsupported & bit(dtype)) != 0) {
+      unsupported_ = dtype;
     }
   }
 
   at::Tensor narrow(const at::Tensor& result) const {
-    for (const auto& [original, wide] : given_) {
+    for (const auto& [original, wide] : written_) {
       if (result.is_same(wide)) {
         return original;
       }
     }
-    if (computed_ != lacking_) {
+    if (computed_ != unsupported_) {
       return result; // has the promoted or requested dtype
     }
-    const ScalarType wide = wider(lacking_);
+    const ScalarType wide = wider(unsupported_);
     if (result.scalar_type() == wide) {
-      return result.to(lacking_);
+      return result.to(unsupported_);
     }
     if (c10::isComplexType(wide) && result.scalar_type() == c10::toRealValueType(wide)) {
-      return result.to(c10::toRealValueType(lacking_));
+      return result.to(c10::toRealValueType(unsupported_));
     }
     if (c10::isFloatingType(wide) && result.scalar_type() == c10::toComplexType(wide)) {
-      return result.to(c10::toComplexType(lacking_));
+      return result.to(c10::toComplexType(unsupported_));
     }
     return result;
   }
 
   const c10::FunctionSchema& schema_;
   const std::span<c10::IValue> arguments_; // on the stack
-  ScalarType lacking_ = ScalarType::Undefined;
+  ScalarType unsupported_ = ScalarType::Undefined;
   ScalarType computed_ = ScalarType::Undefined; // the dtype that PyTorch would compute in
-  std::optional<ScalarType> asked_; // the value of a dtype argument
+  std::optional<ScalarType> requested_; // the value of a dtype argument
   std::optional<ScalarType> seen_; // the dtype of a floating-point tensor
   bool two_dtypes_ = false;
-  std::vector<std::pair<at::Tensor, at::Tensor>> given_; // (written argument, wide tensor in its place)
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_; // (written argument, wide tensor in its place)
 };
 
 // Runs the CPU kernel of `name.overload` on the stack, with its promotion rule if it has one.
@@ -381,7 +381,8 @@ const PromotionRule* promotion_rule(const c10::OperatorHandle& op) {
     for (const Row& row : rows()) {
       for (const char* name : row.names) {
         for (const char* in_place : {"", "_"}) {
-          made->emplace(c10::str("aten::", name, in_place), PromotionRule{row.lacking, row.composed, row.of_one_dtype});
+          made->emplace(
+              c10::str("aten::", name, in_place), PromotionRule{row.unsupported, row.composed, row.of_one_dtype});
         }
       }
     }
@@ -395,7 +396,7 @@ namespace {
 
 // Raises the CPU kernel's error for arguments that it rejects in any dtype, so that the message shows the original
 // dtypes.
-void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
+void raise_for_originals(const c10::OperatorHandle& op, torch::jit::Stack given) {
   try {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
   } catch (const c10::NotImplementedError&) {
@@ -407,18 +408,18 @@ void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
 
 void run_promoted(const PromotionRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   PromotedCall call(op, rule, stack);
-  if (call.lacking() == ScalarType::Undefined) {
+  if (call.unsupported() == ScalarType::Undefined) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   } else if (rule.composed != nullptr) {
     rule.composed(op.schema(), stack);
   } else {
     torch::jit::Stack given(stack->end() - op.schema().arguments().size(), stack->end());
-    raise_of_overlaps(op, given, call.lacking(), wider(call.lacking()));
+    raise_of_overlaps(op, given, call.unsupported(), wider(call.unsupported()));
     call.widen();
     try {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     } catch (const c10::Error&) {
-      raise_of_given(op, std::move(given));
+      raise_for_originals(op, std::move(given));
       throw;
     }
     call.narrow(stack);

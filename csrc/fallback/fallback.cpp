@@ -368,7 +368,7 @@ at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
 
 } // namespace
 
-void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes) {
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t max_bytes) {
   if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return;
   }
@@ -381,7 +381,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
       bytes += tensor.device().is_privateuseone() ? spanned_bytes(tensor) : 0;
     });
   }
-  if (bytes > most_bytes) {
+  if (bytes > max_bytes) {
     return;
   }
   at::AutoDispatchBelowADInplaceOrView below;

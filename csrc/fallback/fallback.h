@@ -26,8 +26,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 // Throws the error that the CPU kernel raises for invalid arguments, by running it on zeros of the same sizes, strides
 // and dtypes. Not counted as a fallback. Returns if the kernel accepts the arguments, or if there is no CPU kernel. A
 // kernel that rejects its arguments touches no memory, whatever their size. One that accepts them does, so arguments of
-// more than `most_bytes` are not tried.
-void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX);
+// more than `max_bytes` are not tried.
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t max_bytes = SIZE_MAX);
 
 // What to do when an operator falls back on a device where that requires copies: warn once per operator (the default),
 // nothing, or raise an error.

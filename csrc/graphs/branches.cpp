@@ -7,19 +7,19 @@ namespace backplane {
 namespace {
 
 // Weights, measured on PoCL. Waiting for another queue costs as much as kWeightOfWait small
-// kernels. A launch counts as one small kernel per kItems work items, at most kMostWeight. Other commands usually take
-// longer, and count as kMostWeight.
+// kernels. A launch counts as one small kernel per kItems work items, at most kMaxWeight. Other commands usually take
+// longer, and count as kMaxWeight.
 constexpr size_t kWeightOfWait = 12;
 constexpr size_t kItems = 8192;
-constexpr size_t kMostWeight = 32;
+constexpr size_t kMaxWeight = 32;
 
 size_t weight(const CapturedNode& node) {
   const auto* launch = std::get_if<KernelLaunch>(&node.command.command());
   if (launch == nullptr) {
-    return kMostWeight;
+    return kMaxWeight;
   }
   const auto& [x, y, z] = launch->spec.global_size;
-  return std::clamp(x * y * z / kItems, size_t{1}, kMostWeight);
+  return std::clamp(x * y * z / kItems, size_t{1}, kMaxWeight);
 }
 
 // For each queue, the last of its nodes that is ordered before a point. Nodes are counted from 1; 0: none.
@@ -33,7 +33,7 @@ void add(Past& past, const Past& more) {
 
 class Search {
  public:
-  Search(c10::ArrayRef<CapturedNode> nodes, size_t most_queues) : nodes_(nodes), most_(most_queues), last_(1, 0) {}
+  Search(c10::ArrayRef<CapturedNode> nodes, size_t max_queues) : nodes_(nodes), most_(max_queues), last_(1, 0) {}
 
   Branches found() {
     for (size_t node = 0; node < nodes_.size(); ++node) {
@@ -123,8 +123,8 @@ class Search {
 
 } // namespace
 
-Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t most_queues) {
-  return Search(nodes, most_queues).found();
+Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t max_queues) {
+  return Search(nodes, max_queues).found();
 }
 
 } // namespace backplane

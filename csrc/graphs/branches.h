@@ -26,7 +26,7 @@ struct Branches {
 };
 
 // Puts each node behind a node that it depends on. A node that does not depend on the last node of any queue gets a new
-// queue, while there are fewer than `most_queues`. Returns one queue if concurrency would not be worth the waits.
-Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t most_queues);
+// queue, while there are fewer than `max_queues`. Returns one queue if concurrency would not be worth the waits.
+Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t max_queues);
 
 } // namespace backplane

@@ -28,7 +28,7 @@ namespace {
 constexpr size_t kPage = 4096;
 
 // The size of an allocation for `size` bytes.
-size_t whole_pages(size_t size) {
+size_t round_up_to_pages(size_t size) {
   return (size + kPage - 1) / kPage * kPage;
 }
 
@@ -49,21 +49,21 @@ struct PinnedRanges {
   std::shared_mutex lock; // not held while a device is called
   std::map<uintptr_t, Range> known;
   std::vector<Device*> devices; // in use and able to pin
-  std::vector<std::pair<void*, std::vector<Pin>>> leaving; // memory to be freed
-  std::atomic<bool> any_leaving{false};
+  std::vector<std::pair<void*, std::vector<Pin>>> pending; // memory to be freed
+  std::atomic<bool> any_pending{false};
 
   // The caller holds the lock.
-  void leave(Place place) {
-    leaving.emplace_back(reinterpret_cast<void*>(place->first), std::move(place->second.pins));
+  void defer_free(Place place) {
+    pending.emplace_back(reinterpret_cast<void*>(place->first), std::move(place->second.pins));
     known.erase(place);
-    any_leaving = true;
+    any_pending = true;
   }
   void free(uintptr_t address) {
     const Place place = known.find(address);
     if (place->second.being_pinned > 0) {
       place->second.is_freed = true;
     } else {
-      leave(place);
+      defer_free(place);
     }
   }
 };
@@ -75,7 +75,7 @@ PinnedRanges& pinned_ranges() {
 
 // Pins a range whose `being_pinned` counts the caller. The device's call can throw.
 void pin(uintptr_t address, size_t size, Device& device) {
-  void* handle = device.pin(reinterpret_cast<void*>(address), whole_pages(size));
+  void* handle = device.pin(reinterpret_cast<void*>(address), round_up_to_pages(size));
   PinnedRanges& ranges = pinned_ranges();
   const std::unique_lock<std::shared_mutex> guard(ranges.lock);
   ranges.known.at(address).pins.emplace_back(&device, handle);
@@ -87,23 +87,23 @@ void end_pinning(uintptr_t address) {
   const std::unique_lock<std::shared_mutex> guard(ranges.lock);
   const auto place = ranges.known.find(address);
   if (--place->second.being_pinned == 0 && place->second.is_freed) {
-    ranges.leave(place);
+    ranges.defer_free(place);
   }
 }
 
-// Unpins and frees the memory in `leaving`. The caller must not hold a lock.
-void free_leaving() {
+// Unpins and frees the memory in `pending`. The caller must not hold a lock.
+void free_pending() {
   PinnedRanges& ranges = pinned_ranges();
-  if (!ranges.any_leaving.load(std::memory_order_acquire) || inside_driver_call()) {
+  if (!ranges.any_pending.load(std::memory_order_acquire) || inside_driver_call()) {
     return;
   }
-  std::vector<std::pair<void*, std::vector<Pin>>> leaving;
+  std::vector<std::pair<void*, std::vector<Pin>>> pending;
   {
     const std::unique_lock<std::shared_mutex> guard(ranges.lock);
-    leaving.swap(ranges.leaving);
-    ranges.any_leaving = false;
+    pending.swap(ranges.pending);
+    ranges.any_pending = false;
   }
-  for (const auto& [memory, pins] : leaving) {
+  for (const auto& [memory, pins] : pending) {
     // While the process exits, pinned memory is kept. In a forked child the pins are the parent's, but not the memory.
     const bool is_ending = !Py_IsInitialized() &&
         std::any_of(pins.begin(), pins.end(), [](const Pin& one) { return one.first->needs_gil(); });
@@ -150,23 +150,23 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
   using Base = at::CachingHostAllocatorImpl<c10::Stream, OwnedEvent>;
 
   std::pair<void*, void*> allocate(size_t size) override {
-    free_leaving();
+    free_pending();
     return Base::allocate(size);
   }
 
   void free(void* context) override {
     Base::free(context);
-    free_leaving();
+    free_pending();
   }
 
   void empty_cache() override {
     Base::empty_cache();
-    free_leaving();
+    free_pending();
   }
 
  private:
   void allocate_host_memory(size_t size, void** address) override {
-    *address = std::aligned_alloc(kPage, whole_pages(size));
+    *address = std::aligned_alloc(kPage, round_up_to_pages(size));
     TORCH_CHECK_WITH(OutOfMemoryError, *address != nullptr, "cannot allocate ", size, " bytes of pinned host memory");
     stats_.host_alloc_time.increase(0);
     const auto start = reinterpret_cast<uintptr_t>(*address);
@@ -191,7 +191,7 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
         ranges.free(start);
       }
       end_pinning(start);
-      free_leaving();
+      free_pending();
       throw;
     }
     end_pinning(start);

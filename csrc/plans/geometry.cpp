@@ -124,7 +124,7 @@ struct Tile {
 };
 
 constexpr int64_t kSector = 32;
-constexpr int64_t kLeastTile = 128;
+constexpr int64_t kMinTile = 128;
 constexpr int64_t kStaged = 3;
 
 int64_t side(int64_t size, int64_t most) {
@@ -185,7 +185,7 @@ Tile find_tile(
     } else if (tile.height < edge) {
       tile.width = side(across, edge * edge / tile.height);
     }
-    if (tile.width * tile.height < kLeastTile) {
+    if (tile.width * tile.height < kMinTile) {
       return {};
     }
     int64_t needed = 0;
@@ -207,7 +207,7 @@ py::tuple pointwise_geometry(
     const std::vector<std::optional<int64_t>>& positions,
     int64_t width,
     int64_t shortest_row,
-    int64_t most_rows,
+    int64_t max_rows,
     int64_t tile_memory,
     int64_t tile_side) {
   const c10::IntArrayRef shape = outputs.at(0).sizes();
@@ -266,7 +266,7 @@ py::tuple pointwise_geometry(
           where.sizes(), where.strides(operands));
     }
   }
-  if (dimensions[0].size >= shortest_row && count / dimensions[0].size <= most_rows) {
+  if (dimensions[0].size >= shortest_row && count / dimensions[0].size <= max_rows) {
     inner = py::tuple(operands);
     for (size_t operand = 0; operand < operands; ++operand) {
       inner[operand] = std::min<int64_t>(dimensions[0].steps[operand], 2);
@@ -382,7 +382,7 @@ void bind_geometry(py::module_& module) {
       "partially overlaps an input. Returns whether the outputs have any elements.");
   module.def(
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
-      py::arg("width"), py::arg("shortest_row"), py::arg("most_rows"), py::arg("tile_memory"), py::arg("tile_side"),
+      py::arg("width"), py::arg("shortest_row"), py::arg("max_rows"), py::arg("tile_memory"), py::arg("tile_side"),
       "Return (the arguments of a Layout, sizes, strides), as in kernels.layouts.geometry, for inputs that broadcast "
       "to the outputs' shape. `positions`: one entry for each operand that is an element's index rather than memory: "
       "the dimension that it counts along, or None for the linear index.");

@@ -67,7 +67,7 @@ constexpr auto callers(std::index_sequence<Counts...>) {
   return std::array{&call_function<Counts>...};
 }
 
-constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by arity
+constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMaxParameters + 1>()); // by arity
 
 } // namespace
 
@@ -112,8 +112,8 @@ LibraryFunction::LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> pa
     : symbol_(std::move(symbol)), parameters_(std::move(parameters)) {
   TORCH_CHECK_VALUE(symbol_.address != 0, "a library function needs its address, and ", name(), " has none");
   TORCH_CHECK_VALUE(
-      parameters_.size() <= kMostParameters, name(), " has ", parameters_.size(), " parameters, but at most ",
-      kMostParameters, " are supported");
+      parameters_.size() <= kMaxParameters, name(), " has ", parameters_.size(), " parameters, but at most ",
+      kMaxParameters, " are supported");
   for (const Parameter& parameter : parameters_) {
     TORCH_CHECK_TYPE(
         parameter.kind != Kind::Value || c10::isIntegralType(parameter.dtype, /*includeBool=*/false), name(),
@@ -122,7 +122,7 @@ LibraryFunction::LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> pa
 }
 
 void LibraryFunction::run(char* const* memory, const uint64_t* numbers) const {
-  std::array<Word, kMostParameters> words{};
+  std::array<Word, kMaxParameters> words{};
   for (size_t i = 0; i < parameters_.size(); ++i) {
     words[i] = parameters_[i].kind == Kind::Memory ? reinterpret_cast<Word>(*memory++)
         : parameters_[i].kind == Kind::Value       ? *numbers++

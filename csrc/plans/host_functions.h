@@ -65,7 +65,7 @@ class LibraryFunction final : public HostFunction {
     Kind kind;
     c10::ScalarType dtype; // of Value and Reference
   };
-  static constexpr size_t kMostParameters = 20;
+  static constexpr size_t kMaxParameters = 20;
 
   LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> parameters);
 

@@ -58,7 +58,7 @@ struct Quantity {
 class PlanBuilder {
  public:
   explicit PlanBuilder(PlannedCall& call) : call_(call) {
-    made_.plan.numbers = static_cast<uint32_t>(call.numbers.size());
+    built_.plan.numbers = static_cast<uint32_t>(call.numbers.size());
   }
 
   uint32_t instruction(const std::string& operation, uint32_t a, uint32_t b, int64_t constant) {
@@ -68,12 +68,12 @@ class PlanBuilder {
   uint32_t allocate(const py::handle& bytes) {
     const Quantity wanted(bytes);
     patch(Patch::Field::Bytes, 0, wanted);
-    made_.plan.steps.emplace_back(AllocateStep{made_.plan.allocations, static_cast<size_t>(wanted.integer())});
-    return made_.plan.allocations++;
+    built_.plan.steps.emplace_back(AllocateStep{built_.plan.allocations, static_cast<size_t>(wanted.integer())});
+    return built_.plan.allocations++;
   }
 
   void free(uint32_t index) {
-    made_.plan.steps.emplace_back(FreeStep{index});
+    built_.plan.steps.emplace_back(FreeStep{index});
   }
 
   void launch(
@@ -94,13 +94,13 @@ class PlanBuilder {
       step.spec.group_size[i] = group[i];
     }
     give(kernel->parameters(), values, step);
-    made_.plan.steps.emplace_back(std::move(step));
+    built_.plan.steps.emplace_back(std::move(step));
   }
 
   void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::sequence& values) {
     LibraryStep step{function, {}, false};
     give(function->parameters(), values, step);
-    made_.plan.steps.emplace_back(std::move(step));
+    built_.plan.steps.emplace_back(std::move(step));
   }
 
   void call_library(const std::shared_ptr<LibraryFunction>& function, const py::sequence& values) {
@@ -119,7 +119,7 @@ class PlanBuilder {
         }
       }
     }
-    made_.plan.steps.emplace_back(std::move(step));
+    built_.plan.steps.emplace_back(std::move(step));
   }
 
   // `values`: one for each argument of the schema. A tensor is a tuple (memory, dtype, sizes, strides), a list of
@@ -165,19 +165,19 @@ class PlanBuilder {
       }
     }
     step.function = std::make_shared<CpuOperator>(op, std::move(arguments));
-    made_.plan.steps.emplace_back(std::move(step));
+    built_.plan.steps.emplace_back(std::move(step));
   }
 
   void copy(const py::handle& destination, const py::handle& source, const py::handle& bytes) {
     const Quantity count(bytes);
     patch(Patch::Field::Bytes, 0, count);
-    made_.plan.steps.emplace_back(
+    built_.plan.steps.emplace_back(
         CopyStep{address(destination, 0), address(source, 1), static_cast<size_t>(count.integer())});
   }
 
   void check(const PythonNumber& number) {
     if (number.call == &call_) {
-      made_.plan.steps.emplace_back(CheckStep{number.passed(number.fits)});
+      built_.plan.steps.emplace_back(CheckStep{number.passed(number.fits)});
     } else {
       checked_now(number);
     }
@@ -188,9 +188,10 @@ class PlanBuilder {
     const Quantity wanted(count);
     const auto first = static_cast<uint32_t>(call_.numbers.size());
     if (wanted.slot.has_value()) {
-      made_.patches.push_back({Patch::Field::Random, static_cast<uint32_t>(made_.plan.random.size()), 0, *wanted.slot});
+      built_.patches.push_back(
+          {Patch::Field::Random, static_cast<uint32_t>(built_.plan.random.size()), 0, *wanted.slot});
     }
-    made_.plan.random.push_back({static_cast<uint64_t>(wanted.integer()), first});
+    built_.plan.random.push_back({static_cast<uint64_t>(wanted.integer()), first});
     call_.numbers.resize(first + 2);
     return {
         PythonNumber{call_.numbers[first], &call_, first, std::nullopt},
@@ -198,38 +199,38 @@ class PlanBuilder {
   }
 
   uint32_t keep(const at::Tensor& tensor) {
-    made_.plan.kept.push_back(tensor);
-    return static_cast<uint32_t>(made_.plan.kept.size() - 1);
+    built_.plan.kept.push_back(tensor);
+    return static_cast<uint32_t>(built_.plan.kept.size() - 1);
   }
 
   // Adds one result of the schema. `described`: a tensor's description (see `tensor` below), or a list of them.
   void result(const py::object& described, const std::string& kind) {
     if (kind == "tensor") {
-      made_.plan.results.emplace_back(tensor(described, 0));
+      built_.plan.results.emplace_back(tensor(described, 0));
     } else {
       std::vector<ResultTensor> list;
       for (const py::handle& one : described) {
         list.push_back(tensor(one, static_cast<uint32_t>(list.size())));
       }
-      made_.plan.results.emplace_back(std::move(list));
+      built_.plan.results.emplace_back(std::move(list));
     }
   }
 
   DynamicShapePlan take() {
     std::vector<uint32_t*> wanted;
-    for (Patch& patch : made_.patches) {
+    for (Patch& patch : built_.patches) {
       wanted.push_back(&patch.slot);
     }
-    made_.tape = tape_.compile(wanted);
-    return std::move(made_);
+    built_.tape = tape_.compile(wanted);
+    return std::move(built_);
   }
 
  private:
   void patch(
       Patch::Field field, size_t index, const Quantity& number, c10::ScalarType dtype = c10::ScalarType::Undefined) {
     if (number.slot.has_value()) {
-      made_.patches.push_back(
-          {field, static_cast<uint32_t>(made_.plan.steps.size()), static_cast<uint32_t>(index), *number.slot, dtype,
+      built_.patches.push_back(
+          {field, static_cast<uint32_t>(built_.plan.steps.size()), static_cast<uint32_t>(index), *number.slot, dtype,
            number.value.isFloatingPoint()});
     }
   }
@@ -243,7 +244,7 @@ class PlanBuilder {
         step.arguments.push_back(number(value, i, *parameters[i].number));
       } else {
         const Address where = address(value, i);
-        step.reports_errors |= where.base == Address::Base::Kept && are_error_words(made_.plan.kept[where.index]);
+        step.reports_errors |= where.base == Address::Base::Kept && are_error_words(built_.plan.kept[where.index]);
         step.arguments.emplace_back(where);
       }
     }
@@ -289,8 +290,8 @@ class PlanBuilder {
       for (const py::handle& one : numbers) {
         const Quantity known(one);
         if (known.slot.has_value()) {
-          made_.patches.push_back(
-              {field, static_cast<uint32_t>(made_.plan.steps.size()), static_cast<uint32_t>(argument), *known.slot,
+          built_.patches.push_back(
+              {field, static_cast<uint32_t>(built_.plan.steps.size()), static_cast<uint32_t>(argument), *known.slot,
                c10::ScalarType::Undefined, false, static_cast<uint32_t>(element), static_cast<uint32_t>(found.size())});
         }
         found.push_back(known.integer());
@@ -332,8 +333,8 @@ class PlanBuilder {
     const auto add = [&](const py::handle& given, Patch::Field field, size_t index) {
       const Quantity number(given);
       if (number.slot.has_value()) {
-        made_.patches.push_back(
-            {field, static_cast<uint32_t>(made_.plan.results.size()), static_cast<uint32_t>(index), *number.slot,
+        built_.patches.push_back(
+            {field, static_cast<uint32_t>(built_.plan.results.size()), static_cast<uint32_t>(index), *number.slot,
              c10::ScalarType::Undefined, false, element});
       }
       return number.integer();
@@ -351,7 +352,7 @@ class PlanBuilder {
   }
 
   PlannedCall& call_;
-  DynamicShapePlan made_; // its tape is not compiled yet: until take(), patches refer to the slots of tape_
+  DynamicShapePlan built_; // its tape is not compiled yet: until take(), patches refer to the slots of tape_
   Tape tape_;
 };
 

@@ -6,15 +6,15 @@
 namespace backplane {
 namespace {
 
-constexpr size_t kMostPlans = 1024; // per operator; the least recently used plans are evicted
-constexpr size_t kMostClasses = 1024; // likewise
-constexpr size_t kMostDynamicShapePlans = 32; // per class
-constexpr uint32_t kMostTraces = 64; // per class, including failed ones
-constexpr uint32_t kMostFutileTraces = 2; // per class without a dynamic-shape plan
-// After kMostUnplannable consecutive calls of a class that cannot be replayed, its calls are not recorded: without a
+constexpr size_t kMaxPlans = 1024; // per operator; the least recently used plans are evicted
+constexpr size_t kMaxClasses = 1024; // likewise
+constexpr size_t kMaxDynamicShapePlans = 32; // per class
+constexpr uint32_t kMaxTraces = 64; // per class, including failed ones
+constexpr uint32_t kMaxFutileTraces = 2; // per class without a dynamic-shape plan
+// After kMaxUnplannable consecutive calls of a class that cannot be replayed, its calls are not recorded: without a
 // recording, the operators that the planner calls use their own plans. Every kUnplannableAgain-th call is still
 // recorded, because whether a call can be replayed can depend on its sizes.
-constexpr uint32_t kMostUnplannable = 2;
+constexpr uint32_t kMaxUnplannable = 2;
 constexpr uint32_t kUnplannableAgain = 64;
 
 } // namespace
@@ -44,7 +44,7 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(const Signature& signa
   static const auto none = std::make_shared<const DynamicShapePlans>();
   classes_.push_front({signature.words, none, 0, 0, 0, "", {}, nullptr});
   classes_by_hash_.emplace(hash, classes_.begin());
-  if (classes_.size() > kMostClasses) {
+  if (classes_.size() > kMaxClasses) {
     const auto oldest = std::prev(classes_.end());
     std::erase_if(classes_by_hash_, [&](const auto& one) { return one.second == oldest; });
     evicted.splice(evicted.begin(), classes_, oldest);
@@ -75,7 +75,7 @@ std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signa
         }
       }
       ++counts_.dynamic_shape_replays;
-      uint64_t& met = lately_[signature.hash % lately_.size()];
+      uint64_t& met = recent_[signature.hash % recent_.size()];
       again = std::exchange(met, signature.hash) == signature.hash;
     }
     if (again) {
@@ -90,9 +90,9 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
   std::list<Class> evicted; // freed after the lock is released
   std::lock_guard<std::mutex> guard(lock_);
   const Class& known = *class_of(signature, evicted);
-  const uint32_t most = known.plans->empty() ? kMostFutileTraces : kMostTraces;
+  const uint32_t most = known.plans->empty() ? kMaxFutileTraces : kMaxTraces;
   const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
-  if (!is_repeated || known.plans->size() >= kMostDynamicShapePlans || known.traces >= most) {
+  if (!is_repeated || known.plans->size() >= kMaxDynamicShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;
@@ -103,7 +103,7 @@ bool PlanCache::is_to_be_recorded(const Signature& signature) {
   std::list<Class> evicted; // freed after the lock is released
   std::lock_guard<std::mutex> guard(lock_);
   Class& known = *class_of(signature, evicted);
-  if (known.unplannable < kMostUnplannable || ++known.unplannable % kUnplannableAgain == 0) {
+  if (known.unplannable < kMaxUnplannable || ++known.unplannable % kUnplannableAgain == 0) {
     return true;
   }
   ++counts_.unplannable_calls;
@@ -158,7 +158,7 @@ void PlanCache::insert(Signature signature, std::shared_ptr<const Plan> plan) {
   const auto hash = signature.hash;
   entries_.push_front({std::move(signature), std::move(plan)});
   by_hash_.emplace(hash, entries_.begin());
-  if (entries_.size() > kMostPlans) {
+  if (entries_.size() > kMaxPlans) {
     const auto oldest = std::prev(entries_.end());
     const auto [first, last] = by_hash_.equal_range(oldest->signature.hash);
     by_hash_.erase(std::find_if(first, last, [&](const auto& one) { return one.second == oldest; }));
@@ -203,7 +203,7 @@ void PlanCache::clear() {
   by_hash_.clear();
   forgotten.swap(classes_);
   classes_by_hash_.clear();
-  lately_ = {};
+  recent_ = {};
   counts_ = {};
   reasons_.clear();
 }

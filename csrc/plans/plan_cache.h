@@ -84,7 +84,7 @@ class PlanCache {
   std::list<Class> classes_; // most recently used first
   std::unordered_multimap<uint64_t, std::list<Class>::iterator> classes_by_hash_;
   // Hashes of signatures that dynamic-shape plans served recently. A signature that occurs again gets an exact plan.
-  std::array<uint64_t, 256> lately_{};
+  std::array<uint64_t, 256> recent_{};
   PlanCounts counts_;
   std::vector<std::string> reasons_;
 };

@@ -24,7 +24,7 @@ namespace {
 
 // If the CPU kernel unexpectedly accepts a call that the planner refused, it computes on zeros. Not tried for arguments
 // of more bytes than this.
-constexpr size_t kMostZeros = size_t{64} << 20;
+constexpr size_t kMaxZeros = size_t{64} << 20;
 
 std::atomic<PlanMode> mode{PlanMode::On};
 std::atomic<bool> launch_blocking{false};
@@ -137,9 +137,9 @@ class Silence final : public c10::WarningHandler {
 
 // Throws the CPU kernel's error, if there is one. Warnings are suppressed: without an error, the call runs again in
 // the fallback, which warns.
-void try_for_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX) {
+void try_for_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t max_bytes = SIZE_MAX) {
   const Silence silence;
-  raise_cpu_error(op, arguments, most_bytes);
+  raise_cpu_error(op, arguments, max_bytes);
 }
 
 // Planners run like kernels below autograd: without autograd, autocast and Python modes.
@@ -356,7 +356,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
   const auto& facts = declaration.facts;
   const size_t count = facts.size();
   const auto arguments = torch::jit::last(*stack, count);
-  LeftToCpu left;
+  FallbackReason left;
   std::string described = listener != nullptr ? describe(arguments, facts) : "";
   auto recorded = std::make_shared<Plan>();
   PlannerResult results;
@@ -373,7 +373,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     }
   }
   if (left.refused && falls_back_) {
-    try_for_error(op_, arguments, kMostZeros);
+    try_for_error(op_, arguments, kMaxZeros);
   }
   if (!results.has_value()) {
     recorded->unplannable = left.reason;
@@ -413,8 +413,11 @@ std::optional<DynamicShapePlan> PlannedOperator::trace(
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
-std::optional<Plan> PlannedOperator::rehearse(
-    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left) {
+std::optional<Plan> PlannedOperator::dry_run(
+    const Declaration& declaration,
+    c10::ArrayRef<c10::IValue> arguments,
+    c10::DeviceIndex device,
+    FallbackReason& left) {
   const auto& facts = declaration.facts;
   PlannedCall call{device, {}, {}, {}, nullptr, &name_};
   Signature signature;
@@ -441,10 +444,10 @@ void PlannedOperator::capture(
     known = known != nullptr ? known : cache_.find_dynamic_shape(signature);
   }
   if (known == nullptr) {
-    LeftToCpu left;
-    auto made = rehearse(declaration, arguments, call.device, left);
+    FallbackReason left;
+    auto made = dry_run(declaration, arguments, call.device, left);
     if (left.refused && falls_back_) {
-      try_for_error(op_, arguments, kMostZeros);
+      try_for_error(op_, arguments, kMaxZeros);
     }
     if (!made.has_value()) {
       made.emplace().unplannable = left.reason;
@@ -469,10 +472,10 @@ void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known) {
   const auto& facts = declaration.facts;
   check_numbers(known, call);
-  LeftToCpu left;
+  FallbackReason left;
   std::optional<Plan> fresh;
   try {
-    fresh = rehearse(declaration, arguments, call.device, left);
+    fresh = dry_run(declaration, arguments, call.device, left);
   } catch (std::exception& error) {
     if (!is_refusal(error)) {
       throw;

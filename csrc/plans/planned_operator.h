@@ -24,7 +24,7 @@ class Capture;
 
 // One value for each result in the schema; nullopt if the planner left the call to the fallback (RunOnCPU).
 using PlannerResult = std::optional<std::vector<c10::IValue>>;
-struct LeftToCpu {
+struct FallbackReason {
   std::string reason;
   bool refused = false; // the arguments are invalid (Refused): the CPU kernel raises the error
 };
@@ -38,7 +38,7 @@ class Planner {
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
       PlannedCall& call,
-      LeftToCpu& left) = 0;
+      FallbackReason& left) = 0;
   // Runs the planner over symbolic sizes, without side effects. Returns nullopt and sets `reason` if it cannot be
   // traced.
   virtual std::optional<DynamicShapePlan> trace(
@@ -120,8 +120,11 @@ class PlannedOperator {
       c10::DeviceIndex device,
       std::string& reason);
   // Runs the planner without submitting commands and returns the plan; nullopt if it leaves the call to the fallback.
-  std::optional<Plan> rehearse(
-      const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left);
+  std::optional<Plan> dry_run(
+      const Declaration& declaration,
+      c10::ArrayRef<c10::IValue> arguments,
+      c10::DeviceIndex device,
+      FallbackReason& left);
   // Runs a call on a stream that is being captured.
   void capture(
       Capture& capture,

@@ -126,7 +126,7 @@ class PythonPlanner final : public Planner {
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
       PlannedCall& call,
-      LeftToCpu& left) override {
+      FallbackReason& left) override {
     py::gil_scoped_acquire gil;
     const PlannerScope scope(schema, arguments, call);
     const py::tuple converted = Converter(call).convert(schema, arguments, facts);

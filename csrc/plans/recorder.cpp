@@ -14,15 +14,15 @@ Recorder::~Recorder() {
 }
 
 void Recorder::allocated(void* memory, size_t bytes) {
-  living_[memory] = plan_.allocations;
+  live_[memory] = plan_.allocations;
   plan_.steps.emplace_back(AllocateStep{plan_.allocations++, bytes});
 }
 
 void Recorder::freed(void* memory) {
-  const auto found = living_.find(memory);
-  if (found != living_.end()) { // otherwise it was allocated before the recording
+  const auto found = live_.find(memory);
+  if (found != live_.end()) { // otherwise it was allocated before the recording
     plan_.steps.emplace_back(FreeStep{found->second});
-    living_.erase(found);
+    live_.erase(found);
   }
 }
 
@@ -55,7 +55,7 @@ void Recorder::cannot_replay(std::string reason) {
 Address Recorder::locate(const at::Tensor& tensor) {
   const char* data = static_cast<const char*>(tensor.const_data_ptr());
   const char* memory = static_cast<const char*>(tensor.storage().data());
-  if (const auto found = living_.find(memory); found != living_.end()) {
+  if (const auto found = live_.find(memory); found != live_.end()) {
     return {Address::Base::Allocation, found->second, data - memory};
   }
   const auto* storage = tensor.storage().unsafeGetStorageImpl();

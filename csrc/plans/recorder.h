@@ -61,7 +61,7 @@ class Recorder final : public Recording {
   const bool dry_;
   Recording* const outer_;
   Plan plan_;
-  ska::flat_hash_map<const void*, uint32_t> living_; // live allocations: start address -> index
+  ska::flat_hash_map<const void*, uint32_t> live_; // live allocations: start address -> index
 };
 
 // The dynamic scope of one planner call. A planner that calls operators has their planners' scopes nested in its own.

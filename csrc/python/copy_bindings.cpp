@@ -1,4 +1,4 @@
-// Python bindings of copy_way, for traces (torch_backplane/planning/views.py).
+// Python bindings of copy_method, for traces (torch_backplane/planning/views.py).
 #include <torch/csrc/utils/pybind.h>
 
 #include "aten/copies.h"
@@ -33,14 +33,14 @@ class PythonFacts final : public CopyFacts {
 } // namespace
 
 void bind_copies(py::module_& module) {
-  py::enum_<CopyWay>(
-      module, "CopyWay",
+  py::enum_<CopyMethod>(
+      module, "CopyMethod",
       "Nothing: source and destination are the same memory; Bytes: one contiguous copy; Elements: element by element.")
-      .value("Nothing", CopyWay::Nothing)
-      .value("Bytes", CopyWay::Bytes)
-      .value("Elements", CopyWay::Elements);
+      .value("Nothing", CopyMethod::Nothing)
+      .value("Bytes", CopyMethod::Bytes)
+      .value("Elements", CopyMethod::Elements);
   module.def(
-      "copy_way", [](const py::object& facts) { return copy_way(PythonFacts(facts)); }, py::arg("facts"),
+      "copy_method", [](const py::object& facts) { return copy_method(PythonFacts(facts)); }, py::arg("facts"),
       "Return how to perform a copy within a device. `facts` has the methods of CopyFacts (csrc/aten/copies.h).");
 }
 

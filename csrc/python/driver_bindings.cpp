@@ -9,8 +9,8 @@
 #include "devices/compiled_kernel.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
-#include "devices/ending.h"
 #include "devices/faulty_device.h"
+#include "devices/shutdown.h"
 #include "drivers/driver_device.h"
 #include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
@@ -116,7 +116,7 @@ void bind_drivers(py::module_& module) {
       "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
       "Return the addresses of the fft routines, by dtype name, from the addresses of VkFFT's and OpenCL's functions.");
   module.def("vkfft_applications", &vkfft_applications);
-  module.def("vkfft_most_applications", &vkfft_most_applications);
+  module.def("vkfft_max_applications", &vkfft_max_applications);
   module.def(
       "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"), py::call_guard<py::gil_scoped_release>());
   // For torch_backplane.testing.faults.

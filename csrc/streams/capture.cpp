@@ -45,7 +45,7 @@ std::shared_ptr<Capture> Capture::begin(c10::Stream stream, CaptureMode mode) {
   std::shared_ptr<Capture> capture(new Capture(stream, mode));
   std::lock_guard<std::mutex> guard(table().lock);
   table().captures.emplace(capture->number_, capture);
-  under_way_ += 1;
+  active_count_ += 1;
   return capture;
 }
 
@@ -53,7 +53,7 @@ CapturedGraph Capture::end() {
   {
     std::lock_guard<std::mutex> guard(table().lock);
     table().captures.erase(number_);
-    under_way_ -= 1;
+    active_count_ -= 1;
   }
   std::lock_guard<std::mutex> guard(lock_);
   TORCH_CHECK(failure_.empty(), "no graph was captured because the capture failed: ", failure_);

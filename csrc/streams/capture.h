@@ -77,11 +77,11 @@ class Capture {
   }
   // The capture that contains the stream; usually nullptr.
   static std::shared_ptr<Capture> of(c10::Stream stream) {
-    return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find(stream);
+    return active_count_.load(std::memory_order_relaxed) == 0 ? nullptr : find(stream);
   }
   // A capture that forbids this thread to wait for the device's streams; usually nullptr.
   static std::shared_ptr<Capture> forbidding(c10::DeviceIndex device) {
-    return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find_forbidding(device);
+    return active_count_.load(std::memory_order_relaxed) == 0 ? nullptr : find_forbidding(device);
   }
 
   // Adds a command for a stream in this capture.
@@ -127,7 +127,7 @@ class Capture {
   CapturedGraph graph_;
   std::string failure_;
 
-  static inline std::atomic<int> under_way_{0};
+  static inline std::atomic<int> active_count_{0};
 };
 
 } // namespace backplane

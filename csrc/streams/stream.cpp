@@ -18,7 +18,7 @@ namespace backplane {
 namespace {
 
 // Per device, with the default stream.
-constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMostExternalStreams;
+constexpr c10::StreamId kMaxStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMaxExternalStreams;
 
 struct Entry {
   StreamHandle handle;
@@ -29,7 +29,7 @@ struct Entry {
 // while the device is called: the call can run Python, and a thread with the GIL can be waiting for the lock.
 struct Streams {
   std::mutex lock;
-  std::array<std::atomic<const Entry*>, kMostStreams> entries{};
+  std::array<std::atomic<const Entry*>, kMaxStreams> entries{};
   std::atomic<c10::StreamId> size{1}; // id 0, the default stream, always exists
   // Per priority (least, greatest): the ids created so far, and how many have been handed out.
   std::array<std::vector<c10::StreamId>, 2> pools;
@@ -76,8 +76,8 @@ const Entry& entry_of(c10::Stream stream) {
 }
 
 template <typename Function>
-void tell(const Function& function) {
-  if (SyncWatch* watch = SyncWatch::active(); C10_UNLIKELY(watch != nullptr) && !SyncWatch::is_unseen()) {
+void notify(const Function& function) {
+  if (SyncWatch* watch = SyncWatch::active(); C10_UNLIKELY(watch != nullptr) && !SyncWatch::is_hidden()) {
     function(*watch);
   }
 }
@@ -177,14 +177,14 @@ std::optional<c10::Stream> external_stream(c10::DeviceIndex index, void* number)
   }
   Streams& streams = streams_of(index);
   std::unique_lock<std::mutex> guard(streams.lock);
-  if (streams.adopted < kMostExternalStreams) {
+  if (streams.adopted < kMaxExternalStreams) {
     ++streams.adopted;
     return make(index, append(streams, handle, kLeastPriority));
   }
   guard.unlock();
   owner.destroy_stream(handle);
   TORCH_CHECK(
-      false, "bp:", static_cast<int>(index), " has ", kMostExternalStreams,
+      false, "bp:", static_cast<int>(index), " has ", kMaxExternalStreams,
       " external streams, which is the maximum: reuse existing ones");
 }
 
@@ -217,7 +217,7 @@ bool query_stream(c10::Stream stream) {
   DeviceCall call(owner);
   const bool done = owner.query_stream(stream_handle(stream));
   if (done) {
-    tell([&](SyncWatch& watch) { watch.host_passed(stream); });
+    notify([&](SyncWatch& watch) { watch.host_passed(stream); });
   }
   return done;
 }
@@ -234,7 +234,7 @@ void synchronize_stream(c10::Stream stream) {
     const ProfiledRange profiled(Activity::Kind::Waiting, "bpStreamSynchronize");
     owner.synchronize_stream(stream_handle(stream));
   }
-  tell([&](SyncWatch& watch) { watch.host_passed(stream); });
+  notify([&](SyncWatch& watch) { watch.host_passed(stream); });
   check.finish();
 }
 
@@ -255,7 +255,7 @@ void synchronize_device(c10::DeviceIndex index) {
       }
     }
   }
-  tell([&](SyncWatch& watch) { watch.host_passed(index); });
+  notify([&](SyncWatch& watch) { watch.host_passed(index); });
   throw_reported_errors(index);
 }
 
@@ -281,7 +281,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
       event->captured = nullptr;
     }
   }
-  tell([&](SyncWatch& watch) { watch.recorded(event, stream); });
+  notify([&](SyncWatch& watch) { watch.recorded(event, stream); });
   static_cast<void>(fresh.release());
   return event;
 }
@@ -293,7 +293,7 @@ void block_stream(const Event* event, c10::Stream stream) {
   }
   if (C10_UNLIKELY(event->captured != nullptr)) {
     Capture::wait(*event->captured, stream);
-    tell([&](SyncWatch& watch) { watch.waits(stream, event); });
+    notify([&](SyncWatch& watch) { watch.waits(stream, event); });
     return;
   }
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
@@ -306,7 +306,7 @@ void block_stream(const Event* event, c10::Stream stream) {
   } else if (!device(stream.device_index()).wait_for_peer(owner, event->handle, handle)) {
     owner.synchronize_event(event->handle);
   }
-  tell([&](SyncWatch& watch) { watch.waits(stream, event); });
+  notify([&](SyncWatch& watch) { watch.waits(stream, event); });
 }
 
 namespace {
@@ -328,7 +328,7 @@ bool query_event(const Event* event) {
   Device& owner = device(event->device);
   const bool reached = owner.query_event(event->handle);
   if (reached) {
-    tell([&](SyncWatch& watch) { watch.host_passed(event); });
+    notify([&](SyncWatch& watch) { watch.host_passed(event); });
   }
   return reached;
 }
@@ -339,7 +339,7 @@ void synchronize_event(const Event* event) {
     Device& owner = device(event->device);
     const ProfiledRange profiled(Activity::Kind::Waiting, "bpEventSynchronize");
     owner.synchronize_event(event->handle);
-    tell([&](SyncWatch& watch) { watch.host_passed(event); });
+    notify([&](SyncWatch& watch) { watch.host_passed(event); });
   }
 }
 
@@ -402,7 +402,7 @@ void destroy_event(Event* event) noexcept {
   }
   if (!in_bad_fork()) {
     try {
-      tell([&](SyncWatch& watch) { watch.destroyed(event); });
+      notify([&](SyncWatch& watch) { watch.destroyed(event); });
       Device& owner = device(event->device);
       owner.destroy_event(event->handle);
     } catch (const std::exception&) {

@@ -16,7 +16,7 @@ namespace backplane {
 
 constexpr int kStreamsPerPool = 32;
 constexpr int kBranchStreams = 7;
-constexpr int kMostExternalStreams = 256; // per device
+constexpr int kMaxExternalStreams = 256; // per device
 // Priorities as in torch.cuda: lower numbers run first.
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -1;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "devices/device.h"
-#include "devices/ending.h"
 #include "devices/profile.h"
+#include "devices/shutdown.h"
 #include "devices/verbose.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
@@ -32,7 +32,7 @@ class Guarded final : public HostFunction {
       if (is_operator()) {
         function_->run(memory, numbers);
       } else {
-        said(
+        run_verbosely(
             [&] { function_->run(memory, numbers); },
             [&] { return c10::str("bp:", static_cast<int>(stream_.device_index()), " host ", function_->text()); });
       }

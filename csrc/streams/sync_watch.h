@@ -31,23 +31,23 @@ class SyncWatch {
 
   // Hides this thread's waits from the watch during its lifetime: waits that are due to the implementation of an
   // operator, not to a request of the program.
-  class Unseen {
+  class Hidden {
    public:
-    Unseen() noexcept {
-      ++unseen_;
+    Hidden() noexcept {
+      ++hidden_;
     }
-    ~Unseen() {
-      --unseen_;
+    ~Hidden() {
+      --hidden_;
     }
-    Unseen(const Unseen&) = delete;
-    Unseen& operator=(const Unseen&) = delete;
+    Hidden(const Hidden&) = delete;
+    Hidden& operator=(const Hidden&) = delete;
   };
-  static bool is_unseen() noexcept {
-    return unseen_ > 0;
+  static bool is_hidden() noexcept {
+    return hidden_ > 0;
   }
 
  private:
-  static inline thread_local int unseen_ = 0;
+  static inline thread_local int hidden_ = 0;
   static inline std::atomic<SyncWatch*> active_{nullptr};
 };
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torch_backplane.conformance import Settings
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck, lacking_on_cpu
+from torch_backplane.conformance.database import load
 
 ENTRIES = [
     ("histc", torch.int64), ("histc", torch.uint8), ("trace", torch.bool), ("abs", torch.bool),

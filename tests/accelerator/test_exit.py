@@ -8,24 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import exit_ways
+import exit_scenarios
 import paths
 import pytest
 
 
-@pytest.fixture(scope="module", params=exit_ways.DRIVERS)
-def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[exit_ways.Runner]:
+@pytest.fixture(scope="module", params=exit_scenarios.DRIVERS)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[exit_scenarios.Runner]:
     if request.param == "opencl":
         request.getfixturevalue("platform")
-    made = exit_ways.Runner(request.param, tmp_path_factory.mktemp("exit"))
+    made = exit_scenarios.Runner(request.param, tmp_path_factory.mktemp("exit"))
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("way", exit_ways.WAYS)
-def test_a_program_exits_cleanly(runner: exit_ways.Runner, way: str) -> None:
-    times = 8 if way == "end of script, GIL kept" else 1  # it provokes a race; other ways need hundreds of runs
-    assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
+@pytest.mark.parametrize("scenario", exit_scenarios.SCENARIOS)
+def test_a_program_exits_cleanly(runner: exit_scenarios.Runner, scenario: str) -> None:
+    times = 8 if scenario == "end of script, GIL kept" else 1  # it provokes a race; other ways need hundreds of runs
+    assert [runner.run(exit_scenarios.SCENARIOS[scenario]) for _ in range(times)] == ["good"] * times
 
 
 LATE = """
@@ -80,7 +80,7 @@ def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     library = tmp_path_factory.mktemp("late") / "late_threads.so"
     source = paths.SUPPORT / "late_threads.c"
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    return os.environ | exit_ways.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
+    return os.environ | exit_scenarios.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
 
 
 def test_device_threads_release_their_last_pass(late_threads: dict[str, str]) -> None:

@@ -4,26 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.complex32,
-    torch.float8_e4m3fn,
-]
+from dtypes import ALL_DTYPES
 
 
 def as_on_bp(text: str) -> str:
@@ -33,7 +14,7 @@ def as_on_bp(text: str) -> str:
     return f"{text[:end]}, device='bp:0'{text[end:]}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 def test_every_dtype(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=torch.float32).to(dtype)
     assert " ".join(repr(x.to("bp")).split()) == " ".join(as_on_bp(repr(x)).split())

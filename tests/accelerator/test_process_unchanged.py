@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import exit_ways
+import exit_scenarios
 import paths
 import pytest
 import torch
@@ -55,12 +55,12 @@ def facts(*arguments: str, **environment: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=exit_ways.DRIVERS)
+@pytest.fixture(scope="module", params=exit_scenarios.DRIVERS)
 def both(request: pytest.FixtureRequest, fake_device: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Facts without Backplane and with it. The run without it imports the modules that PyTorch loaded in the other."""
     if request.param == "opencl":
         request.getfixturevalue("platform")
-    found = facts(str(fake_device), "bp", **exit_ways.DRIVERS[request.param])
+    found = facts(str(fake_device), "bp", **exit_scenarios.DRIVERS[request.param])
     alone = facts(str(fake_device), *found["modules"], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     for name in BY_LIBRARIES[request.param]:
         *parts, last = name.split("/")

@@ -194,7 +194,7 @@ def test_failing_library_warns_once_and_the_next_one_runs(run: Run) -> None:
     run("""
 a, b = torch.randn(4, 5), torch.randn(5, 6)
 
-def said(function, *given):
+def warnings_of(function, *given):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -203,21 +203,21 @@ def said(function, *given):
     return [str(one.message) for one in found]
 
 driver.answers[0] = 7
-(message,) = said(torch.mm, a, b)
+(message,) = warnings_of(torch.mm, a, b)
 assert message.startswith("matrix products no longer use First on bp:0, which failed: "), message
 assert "no room" in message
 assert calls() == [1, 4]
 driver.answers[:] = [0, 9]
 torch.backends.bp.preferred_blas_library("driver")  # the change invalidates plans
 torch.backends.bp.preferred_blas_library("default")
-(message,) = said(torch.mm, torch.randn(10, 5), b)
+(message,) = warnings_of(torch.mm, torch.randn(10, 5), b)
 assert message.startswith("products no longer use the driver's library, which failed: "), message
 assert calls() == [0, 1]
 """)
 
 
 def test_device_without_libraries(run: Run) -> None:
-    said = run(
+    warnings_of = run(
         """
 a, b = torch.randn(4, 5), torch.randn(5, 6)
 close(torch.mm, a, b)
@@ -229,7 +229,7 @@ print(library_products.why_not(a.to("bp")))
 """,
         driver="plain_c",
     )
-    assert said == "is not available on this device\n"
+    assert warnings_of == "is not available on this device\n"
 
 
 def test_routine_families_without_a_planner_give_a_warning(tmp_path: Path) -> None:

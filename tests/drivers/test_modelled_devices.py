@@ -38,7 +38,7 @@ SAMPLE = (
 )
 
 
-def said(target: str) -> dict[str, object]:
+def properties_as(target: str) -> dict[str, object]:
     on_opencl.require_platform()
     done = forked.run(PROGRAM, Path(), timeout=300, **SETTINGS, TORCH_BACKPLANE_TARGET=target)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def said(target: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_device_has_the_properties_of_the_modelled_target(name: str) -> None:
-    modelled, found = read_target(name), said(name)
+    modelled, found = read_target(name), properties_as(name)
     target = modelled.target
     assert str(found["name"]).startswith(f"{modelled.name}, modelled on ")
     assert found["units"] == [target.compute_units] * 2
@@ -71,7 +71,7 @@ def test_limits_of_the_real_device_cap_the_modelled_limits(tmp_path: Path) -> No
     described["figures"] |= {"max_group_size": 1 << 16, "max_argument_bytes": 1 << 40}
     path = tmp_path / "large.json"
     path.write_text(json.dumps(described), encoding="utf-8")
-    group, _, arguments = said(str(path))["limits"]
+    group, _, arguments = properties_as(str(path))["limits"]
     assert group < 1 << 16
     assert arguments < 1 << 40
 

@@ -22,7 +22,7 @@ from torch import _tensor_str
 import torch.nn.parallel.data_parallel, importlib
 data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
 
-def told(function, *args, **kwargs):
+def run(function, *args, **kwargs):
     try:
         return repr(function(*args, **kwargs))
     except Exception as error:
@@ -41,58 +41,58 @@ for device, enabled, scaled in itertools.product(("cpu", "cuda", "meta"), (True,
         optimizer = torch.optim.SGD([parameter], lr=0.5)
         scaler = torch.amp.GradScaler(device, enabled=enabled, init_scale=4.0)
         if scaled:
-            found.append(told(lambda: scaler.scale(parameter.sum()).backward()))
-        found.append(told(eval, f"scaler.{form}", {"scaler": scaler, "optimizer": optimizer}))
-        found.append(told(lambda: parameter.tolist()))
-        found.append(told(lambda: parameter.grad.tolist()))
+            found.append(run(lambda: scaler.scale(parameter.sum()).backward()))
+        found.append(run(eval, f"scaler.{form}", {"scaler": scaler, "optimizer": optimizer}))
+        found.append(run(lambda: parameter.tolist()))
+        found.append(run(lambda: parameter.grad.tolist()))
 """
 
 DLPACK = """
 for t in (x, meta, x.to_sparse(), x.requires_grad_()):
-    found += [told(t.__dlpack_device__), told(torch.Tensor.__dlpack_device__, t), told(torch.Tensor.__dlpack_device__)]
-found += [told(torch.Tensor.__dlpack_device__, 3), told(x.__dlpack_device__, 1), told(x.__dlpack_device__, x=1)]
+    found += [run(t.__dlpack_device__), run(torch.Tensor.__dlpack_device__, t), run(torch.Tensor.__dlpack_device__)]
+found += [run(torch.Tensor.__dlpack_device__, 3), run(x.__dlpack_device__, 1), run(x.__dlpack_device__, x=1)]
 import torch.utils.dlpack
 from_dlpacks = torch.from_dlpack, torch.utils.dlpack.from_dlpack
 for t in (x.detach(), meta, x.detach().to_sparse(), x, 3):
-    found += [told(lambda: type(torch.Tensor.__dlpack__(t))), told(lambda: type(t.__dlpack__(max_version=(1, 0))))]
-    found += [told(lambda: torch.Tensor.__dlpack__(t, 1)), told(lambda: t.__dlpack__(x=1))]
-    found += [told(lambda: t.__dlpack__(stream="x")), told(lambda: type(t.__dlpack__(stream=None)))]
+    found += [run(lambda: type(torch.Tensor.__dlpack__(t))), run(lambda: type(t.__dlpack__(max_version=(1, 0))))]
+    found += [run(lambda: torch.Tensor.__dlpack__(t, 1)), run(lambda: t.__dlpack__(x=1))]
+    found += [run(lambda: t.__dlpack__(stream="x")), run(lambda: type(t.__dlpack__(stream=None)))]
     for function in from_dlpacks:
-        found += [told(function, t), told(function, ext_tensor=t), told(function, t, 1), told(function, x=1)]
-        found += [told(function, t, device="cpu"), told(function, t, copy=True)]
-        found.append(told(lambda: function(torch.utils.dlpack.to_dlpack(t))))
+        found += [run(function, t), run(function, ext_tensor=t), run(function, t, 1), run(function, x=1)]
+        found += [run(function, t, device="cpu"), run(function, t, copy=True)]
+        found.append(run(lambda: function(torch.utils.dlpack.to_dlpack(t))))
 """
 
 SHARING = """
 for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
     for t in (torch.ones(2), torch.empty(0)):
         storage = t.untyped_storage()
-        found.append(told(lambda: len(getattr(storage, name)())))
-        found.append(told(lambda: (storage.is_shared(), t.tolist())))
-    found.append(told(getattr(meta.untyped_storage(), name)))
-    found.append(told(getattr(torch.ones(1).untyped_storage(), name), 1, 2, 3))
-    found.append(told(getattr(torch.ones(1).untyped_storage(), name), unknown=1))
+        found.append(run(lambda: len(getattr(storage, name)())))
+        found.append(run(lambda: (storage.is_shared(), t.tolist())))
+    found.append(run(getattr(meta.untyped_storage(), name)))
+    found.append(run(getattr(torch.ones(1).untyped_storage(), name), 1, 2, 3))
+    found.append(run(getattr(torch.ones(1).untyped_storage(), name), unknown=1))
 """
 
 PRINTING = """
 for t in (x, meta, x.to(torch.complex64), x.to_sparse(), torch.empty(0), torch.zeros(3000), torch.tensor(1), x > 2,
           torch.nn.Parameter(x), x.half(), torch.rand(2000, 2) > 3):
-    found += [repr(t), told(t.__repr__, tensor_contents="contents"), told(_tensor_str._str, t)]
-    found += [told(_tensor_str._tensor_str, t, 4), told(_tensor_str._tensor_str, t, indent=4)]
-    found += [told(_tensor_str._tensor_str, self=t, indent=4), told(_tensor_str._tensor_str, t)]
-    found += [told(_tensor_str.get_summarized_data, t), told(_tensor_str.get_summarized_data, self=t)]
+    found += [repr(t), run(t.__repr__, tensor_contents="contents"), run(_tensor_str._str, t)]
+    found += [run(_tensor_str._tensor_str, t, 4), run(_tensor_str._tensor_str, t, indent=4)]
+    found += [run(_tensor_str._tensor_str, self=t, indent=4), run(_tensor_str._tensor_str, t)]
+    found += [run(_tensor_str.get_summarized_data, t), run(_tensor_str.get_summarized_data, self=t)]
 """
 
 DATA_PARALLEL = """
-found.append(told(data_parallel._get_available_device_type))
-found.append(told(data_parallel._get_available_device_type, 1))
+found.append(run(data_parallel._get_available_device_type))
+found.append(run(data_parallel._get_available_device_type, 1))
 linear = torch.nn.Linear(3, 1)
 with torch.no_grad():
     linear.weight.fill_(1.0), linear.bias.fill_(0.0)
 for options in ({}, {"device_ids": [0]}, {"device_ids": [0, 1], "output_device": 0}, {"dim": 1}, {"unknown": 1}):
-    found.append(told(lambda: torch.nn.DataParallel(linear, **options)(x).tolist()))
-    found.append(told(lambda: torch.nn.parallel.data_parallel(linear, x, **options).tolist()))
-found += [told(torch.nn.DataParallel), told(lambda: torch.nn.DataParallel(3).module), str(linear.weight.device)]
+    found.append(run(lambda: torch.nn.DataParallel(linear, **options)(x).tolist()))
+    found.append(run(lambda: torch.nn.parallel.data_parallel(linear, x, **options).tolist()))
+found += [run(torch.nn.DataParallel), run(lambda: torch.nn.DataParallel(3).module), str(linear.weight.device)]
 """
 
 REPLACED = {

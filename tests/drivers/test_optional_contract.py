@@ -540,17 +540,17 @@ assert x.tolist() == [1.0] * 8
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "plan_text"),
     [
         ("resources", "[registers: 32, spilled bytes: None, static shared memory: 1000]"),
         ("", "[registers: None, spilled bytes: None, static shared memory: None]"),
     ],
 )
-def test_explain_shows_kernel_resources(offering: Run, what: str, told: str) -> None:
+def test_explain_shows_kernel_resources(offering: Run, what: str, plan_text: str) -> None:
     offering(f"""
 for _ in range(2):  # planned, and replayed
     (line,) = [one for one in plans.explain(lambda: x + 1).splitlines() if "launch " in one]
-    assert line.endswith({told!r}), line
+    assert line.endswith({plan_text!r}), line
 """, *what.split())  # fmt: skip
 
 
@@ -565,8 +565,8 @@ def compile(self, text, entry):
     raise RuntimeError("no compiler today")
 type(drivers.device(0)).compile = compile
 threading.Timer(0.2, driver_queued_module.gate.set).start()
-told = plans.explain(lambda: x * 3)
-assert "[resources unknown: " in told and "no compiler today" in told, told
+plan_text = plans.explain(lambda: x * 3)
+assert "[resources unknown: " in plan_text and "no compiler today" in plan_text, plan_text
 assert "no compiler today" in raised(torch.bp.synchronize)
 assert x.tolist() == [0.0] * 8
 """)
@@ -593,8 +593,8 @@ assert (x + 1).tolist() == [2.0] * 8
 kernel = device.compile(TEXT, "add_one")
 resources = device.kernel_resources(kernel)
 assert resources.static_shared_memory >= 256 and resources.spilled_bytes >= 0 and resources.registers is None, resources
-told = plans.explain(lambda: x + 1)
-assert "[registers: None, spilled bytes: " in told and "static shared memory: 0]" in told, told
+plan_text = plans.explain(lambda: x + 1)
+assert "[registers: None, spilled bytes: " in plan_text and "static shared memory: 0]" in plan_text, plan_text
 print(raised(lambda: _C.launch(load(binary), [x], [8], [4], dynamic_shared_memory=16)))
 ''')
     assert all("the binary is not for " in line and " answered CL_" in line for line in printed[:2]), printed

@@ -95,8 +95,8 @@ print(raised(lambda: on_host(x, 3).cpu()))
 driver.answer("host_callback", 0)
 torch.testing.assert_close(on_host(x, 3).cpu(), expected)
 """, "COPIES EVENTS HOST_CALLBACKS", QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
-    told = "failed while submitting a host callback: host_callback answered 7"
-    assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {told}\n"
+    expected = "failed while submitting a host callback: host_callback answered 7"
+    assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {expected}\n"
 
 
 # --- peer devices
@@ -241,8 +241,8 @@ def test_two_processes_share_memory_and_an_event(tmp_path: Path) -> None:
         subprocess.Popen([*start, EXPORTER], **pipes) as exporter,
         subprocess.Popen([*start, IMPORTER], **pipes) as importer,
     ):
-        told = exporter.stdout.readline() + exporter.stdout.readline()
-        output, errors = importer.communicate(told, timeout=100)
+        expected = exporter.stdout.readline() + exporter.stdout.readline()
+        output, errors = importer.communicate(expected, timeout=100)
         assert (importer.returncode, output) == (0, "done\n"), errors + exporter.communicate("\n")[1]
         _, errors = exporter.communicate("\n", timeout=100)
         assert exporter.returncode == 0, errors

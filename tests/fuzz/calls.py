@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from fuzz.drawing import DTYPES, FLOATING, Drawer
 from fuzz.lockstep import copied
 from fuzz.operators import Row
 from fuzz.programs import NAME
+from fuzz.random_arguments import DTYPES, FLOATING, RandomArguments
 
 LARGEST_COUNT = 10**5
 
@@ -57,7 +57,7 @@ def counts_too_far(row: Row, tensor: torch.Tensor) -> bool:
     return "w" in row.only and any(one > LARGEST_COUNT for one in tensor.flatten().tolist() if isinstance(one, int))
 
 
-def first_tensor(draw: Drawer, row: Row, kind: str | None = None) -> str:
+def first_tensor(draw: RandomArguments, row: Row, kind: str | None = None) -> str:
     if draw.chance(draw.bad):
         return draw.tensor(lambda tensor: not counts_too_far(row, tensor))
     if row.only:
@@ -81,7 +81,7 @@ def first_tensor(draw: Drawer, row: Row, kind: str | None = None) -> str:
     return draw.tensor(lambda tensor: tensor.dtype in DTYPES)
 
 
-def value(draw: Drawer, letter: str, first: str, row: Row) -> str:
+def value(draw: RandomArguments, letter: str, first: str, row: Row) -> str:
     """Draws an argument for this letter (operators.py). `first` is the first tensor."""
     tensor = draw.get(first) if first else torch.zeros(())
     match letter:
@@ -135,7 +135,7 @@ def value(draw: Drawer, letter: str, first: str, row: Row) -> str:
 _COUNTS = {"arange", "linspace", "logspace", "eye", "histc", "histogram"}
 
 
-def complete(draw: Drawer, row: Row, keep: Made | None = None) -> Made:
+def complete(draw: RandomArguments, row: Row, keep: Made | None = None) -> Made:
     """Draws a call of this row. With `keep`, keeps most arguments of an earlier call."""
 
     def again() -> bool:
@@ -183,7 +183,7 @@ def complete(draw: Drawer, row: Row, keep: Made | None = None) -> Made:
 _LETTERS = set("TLNMsdDbinItrRvmA")
 
 
-def call(draw: Drawer, made: Made) -> None:
+def call(draw: RandomArguments, made: Made) -> None:
     """Runs the call."""
     row = made.row
     if row.name in _FACTORIES:
@@ -218,7 +218,7 @@ def call(draw: Drawer, made: Made) -> None:
 _FACTORIES = {"arange", "linspace", "logspace", "eye", "full"}
 
 
-def attempt(draw: Drawer, text: str) -> object:
+def attempt(draw: RandomArguments, text: str) -> object:
     """Evaluates an expression on the CPU without changing the program; None if it raises an error."""
     names = dict(draw.run.cpu)
     names |= {name: copied(names[name]) for name in set(NAME.findall(text)) & set(names)}
@@ -230,7 +230,7 @@ def attempt(draw: Drawer, text: str) -> object:
         return None
 
 
-def sane(draw: Drawer, made: Made, text: str) -> bool:
+def sane(draw: RandomArguments, made: Made, text: str) -> bool:
     """Whether the call is defined on the CPU: numbers that are converted to integers must be in their range."""
     if (
         any(f"torch.{name}" in text for name in ("uint8", "int8", "int16", "int32", "int64"))
@@ -268,7 +268,7 @@ def whole_in(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def convertible(draw: Drawer, source: str, dtype: torch.dtype) -> bool:
+def convertible(draw: RandomArguments, source: str, dtype: torch.dtype) -> bool:
     """Whether the conversion of `source` to `dtype` is defined on the CPU."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return True

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fuzz.calls import attempt
-from fuzz.drawing import Drawer
 from fuzz.moves import move
 from fuzz.operators import function
+from fuzz.random_arguments import RandomArguments
 
 LARGEST = 24  # maximum number of elements of a tensor literal
 SAMPLES = 30  # maximum number of samples of an operator and dtype
@@ -74,7 +74,7 @@ def _spellable(tree: Any) -> bool:
     return tree is None or isinstance(tree, (bool, int, float, complex, str, torch.dtype))
 
 
-def _written(draw: Drawer, tree: Any, layouts: bool) -> str:
+def _written(draw: RandomArguments, tree: Any, layouts: bool) -> str:
     """Returns a tree of arguments as code. Adds lines for its tensors, sometimes with another layout."""
     if isinstance(tree, torch.Tensor):
         return _tensor(draw, tree, layouts)
@@ -88,7 +88,7 @@ def _written(draw: Drawer, tree: Any, layouts: bool) -> str:
     return repr(tree)
 
 
-def _tensor(draw: Drawer, tensor: torch.Tensor, layouts: bool) -> str:
+def _tensor(draw: RandomArguments, tensor: torch.Tensor, layouts: bool) -> str:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype.is_floating_point and tensor.numel():
         same = draw.tensors(lambda other: other.shape == tensor.shape and other.dtype == tensor.dtype)
@@ -111,7 +111,7 @@ def _tensor(draw: Drawer, tensor: torch.Tensor, layouts: bool) -> str:
 
 
 @move
-def sample(draw: Drawer) -> None:
+def sample(draw: RandomArguments) -> None:
     """Calls an operator with samples one to three times: unchanged, with other layouts, in-place, or with gradients."""
     at = draw.random.randrange(len(_operators()))
     op = _operators()[at]
@@ -146,7 +146,7 @@ def sample(draw: Drawer) -> None:
         draw.assign(text, op.name)
 
 
-def draw_out(draw: Drawer, name: str, arguments: list[str], words: list[str]) -> None:
+def draw_out(draw: RandomArguments, name: str, arguments: list[str], words: list[str]) -> None:
     result = attempt(draw, f"torch.{name}({', '.join([*arguments, *words])})")
     if isinstance(result, torch.Tensor):
         draw.line(f"torch.{name}({', '.join([*arguments, *words, 'out=' + draw.out(result)])})", f"{name} out=")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 
 from fuzz import calls
-from fuzz.drawing import Drawer
 from fuzz.lockstep import Lockstep
 from fuzz.memory import view
 from fuzz.moves import moves
 from fuzz.operators import function, rows
 from fuzz.programs import NAME, Finding, Step
+from fuzz.random_arguments import RandomArguments
 
 LINES = 30  # moves in a program; a move adds one or a few lines
 
@@ -29,7 +29,7 @@ def program(
 ) -> Lockstep:
     """Draws a program and runs each line when it is drawn."""
     run = Lockstep(device, other)
-    draw = Drawer(random.Random(seed), run, report, announce)
+    draw = RandomArguments(random.Random(seed), run, report, announce)
     table = [row for row in rows() if function(row.name) is not None]
     # A program uses few operators, so that each is called again with other arguments: planned, then replayed.
     few = [draw.one(table) for _ in range(4)]

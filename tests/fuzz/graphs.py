@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.drawing import FLOATING, Drawer
 from fuzz.moves import move
 from fuzz.networks import DIFFERENTIABLE
+from fuzz.random_arguments import FLOATING, RandomArguments
 
 # {0}: a value of the graph, {1}: another value, {2}: a dimension
 _WRITES = [
@@ -19,7 +19,7 @@ _WRITES = [
 
 
 @move
-def graph(draw: Drawer) -> None:
+def graph(draw: RandomArguments) -> None:
     """Builds a graph with views and in-place writes; computes gradients with backward() (once or twice) or grad()."""
     dtype = draw.one([torch.float32, torch.float32, draw.dtype(FLOATING)])
     first = draw.tensor(lambda tensor: tensor.dtype == dtype, fresh=0.4)

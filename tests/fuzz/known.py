@@ -24,7 +24,7 @@ class Known:
 
 
 # Accepted differences, which are counted by reason.
-MEANT: list[Known] = [
+ACCEPTED: list[Known] = [
     Known(
         r"^error (RuntimeError|text): ",
         r"cannot resize variables that require grad",
@@ -323,7 +323,7 @@ def reason_for(key: str, message: str, lines: Sequence[str], on: str) -> str | N
         on: the driver of the devices.
     """
     call = LastCall(lines, on)
-    return next((known.reason for known in MEANT if known.covers(key, message, call)), None)
+    return next((known.reason for known in ACCEPTED if known.covers(key, message, call)), None)
 
 
 def is_open(key: str, message: str, lines: Sequence[str], on: str) -> bool:

@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from fuzz.drawing import Drawer
 from fuzz.moves import move
+from fuzz.random_arguments import RandomArguments
 
 
 @cache
@@ -28,7 +28,7 @@ def _overloads() -> list[tuple[str, tuple[tuple[str, str, bool], ...]]]:
 
 
 @move
-def lists(draw: Drawer) -> None:
+def lists(draw: RandomArguments) -> None:
     """Calls an overload one to three times, with different numbers and tensors."""
     alone = draw.chance(0.25)
     name, arguments = draw.one([one for one in _overloads() if (len(one[1]) == 1) == alone])
@@ -48,7 +48,7 @@ def lists(draw: Drawer) -> None:
             draw.assign(text, name)
 
 
-def _argument(draw: Drawer, kind: str, word: str, tensors: list[str], is_first: bool) -> str:
+def _argument(draw: RandomArguments, kind: str, word: str, tensors: list[str], is_first: bool) -> str:
     count = len(tensors) + (draw.one([-1, 1]) if draw.chance(draw.bad) and tensors else 0)
     dtype = draw.get(tensors[0]).dtype if tensors else torch.float32
     match kind:

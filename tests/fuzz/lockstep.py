@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from fuzz import judging
+from fuzz import comparison
 from fuzz.last_call import has_batches_apart, overlaps_itself
 from fuzz.programs import Finding, Step, fresh_plans, living, namespace
 
 # PyTorch's CPU kernel reads the weights as if they were contiguous.
 WEIGHTS = re.compile(r"(\btorch\.native_group_norm\([^,()]+), (t\d+(?:\[\d+\])?), (t\d+(?:\[\d+\])?),")
 GRADIENTS = re.compile(r"backward\(|autograd\.grad\(|\.grad\b")
-CPU_LACKS = re.compile(
+MISSING_ON_CPU = re.compile(
     r"not implemented for|not supported on CPU|Could not run|does not support .* on CPU|on CPU does not support"
     r"|Unsupported dtype"
 )
@@ -66,12 +66,12 @@ class Lockstep:
         one_refused = (expected is None) != (found is None)
         if confused and one_refused:
             differences = []
-        if one_refused or (expected is not None and (late is not None or CPU_LACKS.search(str(expected)))):
+        if one_refused or (expected is not None and (late is not None or MISSING_ON_CPU.search(str(expected)))):
             # If only one side raised an error, tensors differ. The same holds if the CPU lacks a kernel for one tensor
             # of a list and the device rejects a later one. After an asynchronous error, the contents of written tensors
             # are unspecified.
             differences = [(kind, message) for kind, message in differences if not kind.startswith("after an error")]
-        if apart and (parts := judging.without_out(step.line)) is not None:
+        if apart and (parts := comparison.without_out(step.line)) is not None:
             # An out= that was resized before the error has unspecified contents.
             written = re.findall(r"\bt\d+\b", parts[1])
             differences = [
@@ -83,7 +83,7 @@ class Lockstep:
 
     def _safe(self, step: Step) -> Any:
         """Returns the line for the CPU. Replaces triu and tril where PyTorch's CPU kernels write out of bounds."""
-        parts = judging.without_out(step.line)
+        parts = comparison.without_out(step.line)
         if parts is None or step.operator not in ("triu out=", "tril out=") or parts[1] not in self.cpu:
             return compile(step.line, "<program>", "exec")
         computed, written = parts
@@ -107,28 +107,28 @@ class Lockstep:
         names = self.cpu | self.before
         if run_line(compile(line, "<program>", "exec"), names) is not None:
             return False
-        return not list(judging.compare(names[step.assigned], self.bp[step.assigned], grad=False))
+        return not list(comparison.compare(names[step.assigned], self.bp[step.assigned], grad=False))
 
     def _as_without_writing(self, step: Step) -> bool:
         """Whether the device's `out=` or in-place result is what the CPU computes out of place."""
-        parts = judging.without_writing(step.line)
+        parts = comparison.without_writing(step.line)
         if parts is None:
             return False
         computed, written = parts
         try:
             with torch.no_grad():
-                return judging.as_computed(eval(computed, self.cpu | self.before), eval(written, self.bp))
+                return comparison.as_computed(eval(computed, self.cpu | self.before), eval(written, self.bp))
         except Exception:
             return False
 
     def _resizes_operand(self, step: Step) -> bool:
         """Whether `out=` shares memory with an operand and was resized. The operand's values are then unspecified."""
-        parts = judging.without_out(step.line)
+        parts = comparison.without_out(step.line)
         if parts is None:
             return False
         operands, written = (re.findall(r"\bt\d+\b", part) for part in parts)
         read = {memory for name in operands for memory in _memories(self.cpu.get(name))}
-        shapes = judging.shapes
+        shapes = comparison.shapes
         return any(
             shapes(self.before[name]) != shapes(names.get(name)) and bool(read & _memories(self.cpu.get(name)))
             for name in written
@@ -139,16 +139,18 @@ class Lockstep:
         if found is None and expected is None:
             return
         if found is None:
-            if not CPU_LACKS.search(str(expected)):
+            if not MISSING_ON_CPU.search(str(expected)):
                 yield "no error", _say(expected)
         elif expected is None:
             yield f"error {type(found).__name__}", _say(found)
-        elif type(found) is not type(expected) and not CPU_LACKS.search(str(expected)):
+        elif type(found) is not type(expected) and not MISSING_ON_CPU.search(str(expected)):
             yield (
                 f"error {type(found).__name__} for {type(expected).__name__}",
                 f"{_say(found)}; the CPU: {_say(expected)}",
             )
-        elif judging.plain(str(found)) != judging.plain(str(expected)) and not CPU_LACKS.search(str(expected)):
+        elif comparison.plain(str(found)) != comparison.plain(str(expected)) and not MISSING_ON_CPU.search(
+            str(expected)
+        ):
             yield "error text", f"{_say(found)}; the CPU: {_say(expected)}"
 
     def _tensors(self, step: Step, apart: bool) -> list[tuple[str, str]]:
@@ -161,18 +163,20 @@ class Lockstep:
             found = self.bp[name]
             is_result = name == step.assigned
             as_before = (
-                apart and name in self.before and not list(judging.compare(self.before[name], found, grad=False))
+                apart and name in self.before and not list(comparison.compare(self.before[name], found, grad=False))
             )
             # An out= that was resized before the error has unspecified contents.
-            resized = apart and name in self.before and judging.shapes(self.before[name]) != judging.shapes(expected)
+            resized = (
+                apart and name in self.before and comparison.shapes(self.before[name]) != comparison.shapes(expected)
+            )
             values = not (step.random or resized or (name != step.assigned and self._shows_bits(expected, step)))
             gradients = bool(GRADIENTS.search(step.line))
-            compared = judging.compare(expected, found, values=values, gradients=gradients)
+            compared = comparison.compare(expected, found, values=values, gradients=gradients)
             for kind, message in () if as_before else compared:
                 where = "" if is_result else "argument " if name in step.used else "other "
                 after = "after an error, " if apart else ""
                 differences.append((f"{after}{where}{kind}", f"{name}: {message}"))
-            if not judging.adopt(expected, found):
+            if not comparison.adopt(expected, found):
                 del self.cpu[name], self.bp[name]
         differences += self._aliases()
         return differences
@@ -181,8 +185,8 @@ class Lockstep:
         """Whether the value has integers in the memory of floats that the step used, whose last digits can differ."""
         used = [self.cpu.get(name) for name in {*step.used, step.assigned} if name is not None]
         tensors = [leaf for leaf in tree_iter(used) if _has_memory(leaf)]
-        floats = {_memory(one) for one in tensors if one.dtype in judging.TOLERANCES}
-        integers = [leaf for leaf in tree_iter(value) if _has_memory(leaf) and leaf.dtype not in judging.TOLERANCES]
+        floats = {_memory(one) for one in tensors if one.dtype in comparison.TOLERANCES}
+        integers = [leaf for leaf in tree_iter(value) if _has_memory(leaf) and leaf.dtype not in comparison.TOLERANCES]
         return any(_memory(one) in floats for one in integers)
 
     def _aliases(self) -> Iterator[tuple[str, str]]:

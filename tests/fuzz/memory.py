@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fuzz.calls import attempt, convertible
-from fuzz.drawing import Drawer
 from fuzz.moves import move
+from fuzz.random_arguments import RandomArguments
 
 
-def view(draw: Drawer) -> None:
+def view(draw: RandomArguments) -> None:
     """Creates a view of a live tensor."""
     name = draw.tensor()
     tensor = draw.get(name)
@@ -57,7 +57,7 @@ def view(draw: Drawer) -> None:
 
 
 @move
-def fill(draw: Drawer) -> None:
+def fill(draw: RandomArguments) -> None:
     name = draw.tensor()
     tensor = draw.get(name)
     if draw.chance(0.2):
@@ -76,7 +76,7 @@ def fill(draw: Drawer) -> None:
 
 
 @move
-def shape_of_itself(draw: Drawer) -> None:
+def shape_of_itself(draw: RandomArguments) -> None:
     """Changes a tensor's sizes, strides or storage in place."""
     name = draw.tensor()
     tensor = draw.get(name)
@@ -97,7 +97,7 @@ def shape_of_itself(draw: Drawer) -> None:
 
 
 @move
-def in_part(draw: Drawer) -> None:
+def in_part(draw: RandomArguments) -> None:
     """Calls select_scatter, slice_scatter, diagonal_scatter and as_strided_scatter."""
     name = draw.tensor(lambda tensor: tensor.dim() > 0)
     tensor = draw.get(name)
@@ -120,7 +120,7 @@ def in_part(draw: Drawer) -> None:
 
 
 @move
-def copy(draw: Drawer) -> None:
+def copy(draw: RandomArguments) -> None:
     name = draw.tensor()
     source = draw.like(name, same_dtype=0.5)
     if convertible(draw, source, draw.get(name).dtype):
@@ -128,7 +128,7 @@ def copy(draw: Drawer) -> None:
 
 
 @move
-def overlapping(draw: Drawer) -> None:
+def overlapping(draw: RandomArguments) -> None:
     """Reads and writes overlapping memory. PyTorch does not check for this in sums and for tensors that are not dense;
     the results are then undefined, so only errors are compared.
     """
@@ -148,7 +148,7 @@ def overlapping(draw: Drawer) -> None:
 
 
 @move
-def expanded_target(draw: Drawer) -> None:
+def expanded_target(draw: RandomArguments) -> None:
     """Writes to a tensor with overlapping elements, which is an error unless all elements get the same value."""
     name = draw.tensor(lambda tensor: tensor.dim() > 0)
     wide = draw.assign(f"{name}.unsqueeze(0).expand(3, *{name}.shape)", "expand")
@@ -164,7 +164,7 @@ def expanded_target(draw: Drawer) -> None:
 
 
 @move
-def convert(draw: Drawer) -> None:
+def convert(draw: RandomArguments) -> None:
     name = draw.tensor()
     dtype = draw.dtype()
     if convertible(draw, name, dtype):
@@ -180,7 +180,7 @@ def convert(draw: Drawer) -> None:
 
 
 @move
-def between_devices(draw: Drawer) -> None:
+def between_devices(draw: RandomArguments) -> None:
     name = draw.tensor()
     there = draw.one(
         [

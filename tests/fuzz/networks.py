@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from fuzz.drawing import FLOATING, Drawer
 from fuzz.moves import move
+from fuzz.random_arguments import FLOATING, RandomArguments
 
 
 @move
-def gradient(draw: Drawer) -> None:
+def gradient(draw: RandomArguments) -> None:
     """Applies operators to a leaf and computes its gradient with a cotangent of random layout."""
     source = draw.tensor(lambda tensor: tensor.dtype in FLOATING, fresh=0.3)
     leaf = draw.assign(f"{source}.detach().requires_grad_()", "leaf")
@@ -60,7 +60,7 @@ DIFFERENTIABLE = [
 
 
 @move
-def read(draw: Drawer) -> None:
+def read(draw: RandomArguments) -> None:
     """Reads values or properties on the host."""
     name = draw.tensor()
     form = draw.one([
@@ -73,7 +73,7 @@ def read(draw: Drawer) -> None:
 
 
 @move
-def foreach(draw: Drawer) -> None:
+def foreach(draw: RandomArguments) -> None:
     """Calls in-place operators on lists of tensors, as optimizers do."""
     first = draw.tensor(lambda tensor: tensor.dtype in FLOATING)
     tensors = [first, *(draw.tensor(lambda tensor: tensor.dtype in FLOATING) for _ in range(draw.one([0, 1, 2])))]
@@ -94,7 +94,7 @@ def foreach(draw: Drawer) -> None:
 
 
 @move
-def factory_out(draw: Drawer) -> None:
+def factory_out(draw: RandomArguments) -> None:
     out = draw.tensor()
     count = draw.get(out).numel()
     form = draw.one([
@@ -112,7 +112,7 @@ def factory_out(draw: Drawer) -> None:
 
 
 @move
-def random_numbers(draw: Drawer) -> None:
+def random_numbers(draw: RandomArguments) -> None:
     """Calls random operators. Only the properties of the results and the errors are compared."""
     name = draw.tensor(lambda tensor: tensor.dtype in FLOATING)
     form = draw.one([
@@ -126,7 +126,7 @@ def random_numbers(draw: Drawer) -> None:
 
 
 @move
-def random_in_place(draw: Drawer) -> None:
+def random_in_place(draw: RandomArguments) -> None:
     name = draw.tensor()
     form = draw.one([
             "uniform_()", "uniform_(2, 1)", "normal_()", "normal_(0, -1)", "bernoulli_(0.5)", "bernoulli_(1.5)",
@@ -137,7 +137,7 @@ def random_in_place(draw: Drawer) -> None:
 
 
 @move
-def modules(draw: Drawer) -> None:
+def modules(draw: RandomArguments) -> None:
     """Calls the functions of network layers with matching sizes."""
     batch, channels, size = draw.one([0, 1, 2, 3]), draw.one([2, 4]), draw.one([3, 4, 5, 8])
     dtype = draw.dtype(FLOATING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from fuzz import judging
+from fuzz import comparison
 from fuzz.lockstep import Lockstep, run_line
 from fuzz.programs import Finding, Step, needed
 
@@ -42,12 +42,12 @@ def excused(steps: list[Step], device: str, other: str) -> bool:
     for step in [*steps[:begin], *(step for step in steps[begin:] if not step.used)]:
         run.run(step)
     line = "\n".join(step.line.strip() for step in steps[begin:] if step.used)
-    exact, shaken = (judging.in_float64(run.cpu, line, shaken) for shaken in (False, True))
+    exact, shaken = (comparison.in_float64(run.cpu, line, shaken) for shaken in (False, True))
     code = compile(line, "<program>", "exec")
     if not exact or run_line(code, run.cpu) or run_line(code, run.bp):
         return False
     return all(
-        judging.excused(exact.get(name), value, run.bp.get(name), shaken.get(name))
+        comparison.excused(exact.get(name), value, run.bp.get(name), shaken.get(name))
         for name, value in run.cpu.items()
         if re.fullmatch(r"t\d+", name)
     )

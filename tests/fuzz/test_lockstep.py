@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fuzz import campaign, judging
+from fuzz import campaign, comparison
 from fuzz.calls import attempt
 from fuzz.campaign import Report
-from fuzz.drawing import Drawer
 from fuzz.known import reason_for
 from fuzz.lockstep import Lockstep
 from fuzz.programs import Finding, Step, as_program, needed
+from fuzz.random_arguments import RandomArguments
 from fuzz.shrinking import excused, replayed, shrink
 
 
@@ -93,7 +93,7 @@ def test_out_results_are_compared_with_results_without_out() -> None:
 
     of_reals = torch.tensor([3.7621956])
     for near, is_right in ((3.7621958 + 0j, True), (3.77 + 0j, False), (3.7621958 + 1e-3j, False)):
-        assert judging.as_computed(of_reals, torch.tensor([near], dtype=torch.complex128)) == is_right
+        assert comparison.as_computed(of_reals, torch.tensor([near], dtype=torch.complex128)) == is_right
 
     half = ("t3 = t0.half()", "t4 = torch.zeros_like(t0)")
     assert kinds("f(t3, out=t4)", of_half, of_float, half) == ["argument values: f"]
@@ -194,9 +194,9 @@ def test_rounding_differences_do_not_propagate() -> None:
 def test_float64_accepts_results_as_accurate_as_the_cpu() -> None:
     exact = {"t0": torch.tensor([1e-3, 5.0], dtype=torch.float64)}
     cpu = torch.tensor([1.0001e-3, 5.0])
-    assert judging.excused(exact["t0"], cpu, torch.tensor([0.9999e-3, 5.0]))
-    assert not judging.excused(exact["t0"], cpu, torch.tensor([1e-3, 5.01]))
-    assert not judging.excused(exact["t0"], cpu, torch.tensor([1e-3, torch.nan]))
+    assert comparison.excused(exact["t0"], cpu, torch.tensor([0.9999e-3, 5.0]))
+    assert not comparison.excused(exact["t0"], cpu, torch.tensor([1e-3, 5.01]))
+    assert not comparison.excused(exact["t0"], cpu, torch.tensor([1e-3, torch.nan]))
 
 
 def test_float64_accepts_results_of_another_dtype() -> None:
@@ -204,23 +204,23 @@ def test_float64_accepts_results_of_another_dtype() -> None:
     exact = [torch.tensor([2.1640625], dtype=torch.float64), torch.tensor([0.08984375], dtype=torch.float64)]
     cpu = [torch.tensor([2.15625], dtype=torch.bfloat16), torch.tensor([0.09375], dtype=torch.bfloat16)]
     ours = [torch.tensor([2.1640625]), torch.tensor([0.08984375], dtype=torch.bfloat16)]
-    assert judging.excused(exact, cpu, ours)
-    assert not judging.excused(exact, cpu, [torch.tensor([2.5]), ours[1]])
-    assert not judging.excused(exact, cpu, [ours[0], torch.tensor([0.5], dtype=torch.bfloat16)])
-    assert not judging.excused(exact, cpu, [torch.tensor([2]), ours[1]])
+    assert comparison.excused(exact, cpu, ours)
+    assert not comparison.excused(exact, cpu, [torch.tensor([2.5]), ours[1]])
+    assert not comparison.excused(exact, cpu, [ours[0], torch.tensor([0.5], dtype=torch.bfloat16)])
+    assert not comparison.excused(exact, cpu, [torch.tensor([2]), ours[1]])
 
 
 def test_float64_accepts_errors_within_the_operands_precision() -> None:
     """1 - 0.99999 has few digits. Integers are converted to float64 for the reference."""
     names = {"t0": torch.tensor([0.99999, 0.5]), "t1": torch.tensor([3]), "torch": torch}
-    exact, shaken = (judging.in_float64(names, "t2 = 1 - t0", moved)["t2"] for moved in (False, True))
+    exact, shaken = (comparison.in_float64(names, "t2 = 1 - t0", moved)["t2"] for moved in (False, True))
     cpu, off = (1 - names["t0"]), (1 - names["t0"]) * torch.tensor([1.01, 1.0])
-    assert judging.excused(exact, cpu, off, shaken)
-    assert not judging.excused(exact, cpu, off * torch.tensor([1.0, 1.001]), shaken)
-    assert judging.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
+    assert comparison.excused(exact, cpu, off, shaken)
+    assert not comparison.excused(exact, cpu, off * torch.tensor([1.0, 1.001]), shaken)
+    assert comparison.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
     names["t3"] = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
-    assert judging.in_float64(names, "t4 = t3[0].std()")["t4"] == 0
-    assert judging.in_float64(names, "t4 = t3[0] + t3[1]") == {}  # the intended precision is unknown
+    assert comparison.in_float64(names, "t4 = t3[0].std()")["t4"] == 0
+    assert comparison.in_float64(names, "t4 = t3[0] + t3[1]") == {}  # the intended precision is unknown
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -246,9 +246,11 @@ def test_gradients_are_compared_with_float64() -> None:
 def test_mixed_precisions_have_no_float64_reference() -> None:
     """torch.exp(float16, out=float32) has float16's precision; a computation in float32 would be closer to float64."""
     names = {"t0": torch.ones(2, dtype=torch.float16), "t1": torch.zeros(2)}
-    assert judging.in_float64({**names, "torch": torch}, "torch.exp(t0, out=t1)") == {}
-    assert judging.in_float64({"t0": torch.ones(2), "torch": torch}, "t1 = torch.exp(t0)")["t1"].dtype == torch.float64
-    each = judging.in_float64({**names, "torch": torch}, "t2 = torch._foreach_norm([t0, t1])")["t2"]
+    assert comparison.in_float64({**names, "torch": torch}, "torch.exp(t0, out=t1)") == {}
+    assert (
+        comparison.in_float64({"t0": torch.ones(2), "torch": torch}, "t1 = torch.exp(t0)")["t1"].dtype == torch.float64
+    )
+    each = comparison.in_float64({**names, "torch": torch}, "t2 = torch._foreach_norm([t0, t1])")["t2"]
     assert [one.dtype for one in each] == [torch.float64, torch.float64]
 
 
@@ -319,7 +321,7 @@ def test_report_groups_findings_by_key() -> None:
 NORM = "t9 = torch.native_group_norm(t0, t1, t1, 1, 2, 3, 1, 0.5)"
 OUT = "t0 = torch.ones(3, dtype=torch.int64).to(d)"
 # name → key, message, a program whose difference is accepted, and one whose difference is not
-MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
+ACCEPTED_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
     "one tensor": (
         "argument layout: max out=", "t0: strides (2,), expected (1,) of (3,)",
         [OUT, "torch.max(t0, 0, out=(t0, t0,))"], [OUT, "t1 = t0 + 1", "torch.max(t0, 0, out=(t0, t1,))"],
@@ -380,9 +382,9 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MEANT_OF)
+@pytest.mark.parametrize("name", ACCEPTED_OF)
 def test_accepted_differences_depend_on_the_operands(name: str) -> None:
-    key, message, meant, other = MEANT_OF[name]
+    key, message, meant, other = ACCEPTED_OF[name]
     assert reason_for(key, message, meant, "host") is not None
     assert reason_for(key, message, other, "host") is None
     assert (reason_for(key, message, meant, "opencl") is None) == (name == "batches")
@@ -464,6 +466,6 @@ def test_triangles_written_to_overlapping_elements() -> None:
 def test_attempted_calls_change_nothing() -> None:
     run = Lockstep("bp:0", "bp:1")
     assert run.run(Step("t0 = torch.ones(2, 2).to(d)", "made")) == []
-    draw = cast(Drawer, SimpleNamespace(run=run))
+    draw = cast(RandomArguments, SimpleNamespace(run=run))
     assert torch.equal(cast(torch.Tensor, attempt(draw, "t0.mul_(2)")), torch.full((2, 2), 2.0))
     assert torch.equal(run.cpu["t0"], torch.ones(2, 2))

@@ -27,11 +27,11 @@ def test_shipped_targets() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_figure_has_a_source_or_is_marked_assumed(name: str) -> None:
-    said = json.loads(SHIPPED[name].read_text(encoding="utf-8"))
-    sourced = [figure for figures in said["sources"].values() for figure in figures]
-    assert sorted([*sourced, *said["assumed"]]) == sorted([*FIGURES, *SPEEDS])
-    assert all(source.startswith("https://") for source in said["sources"])
-    assert all(said["assumed"].values())
+    content = json.loads(SHIPPED[name].read_text(encoding="utf-8"))
+    sourced = [figure for figures in content["sources"].values() for figure in figures]
+    assert sorted([*sourced, *content["assumed"]]) == sorted([*FIGURES, *SPEEDS])
+    assert all(source.startswith("https://") for source in content["sources"])
+    assert all(content["assumed"].values())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -56,20 +56,20 @@ def test_kernels_for_shipped_targets_stay_within_their_limits(name: str) -> None
 
 
 def written(folder: Path, change: Any) -> Path:
-    said = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
-    change(said)
+    content = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
+    change(content)
     path = folder / "mine.json"
-    path.write_text(json.dumps(said), encoding="utf-8")
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_missing_and_invalid_figures_raise_with_the_file_name(figure: str, tmp_path: Path) -> None:
-    path = written(tmp_path, lambda said: said["figures"].pop(figure))
+    path = written(tmp_path, lambda content: content["figures"].pop(figure))
     with pytest.raises(ValueError, match=rf"^the target {re.escape(str(path))}: figures lacks {figure}$"):
         read_target(path)
     for absurd in (None, -3, "many", [["float32"]]):
-        path = written(tmp_path, lambda said, absurd=absurd: said["figures"].update({figure: absurd}))
+        path = written(tmp_path, lambda content, absurd=absurd: content["figures"].update({figure: absurd}))
         with pytest.raises(ValueError, match=rf"^the target {re.escape(str(path))}: .*\b{figure}\b"):
             read_target(path)
 
@@ -77,13 +77,22 @@ def test_missing_and_invalid_figures_raise_with_the_file_name(figure: str, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said["figures"].update(warp=32), "figures contains warp, which Target does not have"),
-        (lambda said: said["figures"].update(atomics=["int33"]), "atomics contains 'int33', which is not a dtype"),
-        (lambda said: said["figures"].update(max_group_size=16), "group_multiple is 32, and must be at most"),
-        (lambda said: said.pop("figures"), "it must be an object that contains an object 'figures'"),
-        (lambda said: said.update(name=" "), "name is ' ', and must be a string that is not empty"),
-        (lambda said: said.update(bytes_per_second=0), "bytes_per_second is 0, and must be a whole number above 0"),
-        (lambda said: said.pop("operations_per_second"), "operations_per_second is None, and must be a whole number"),
+        (lambda content: content["figures"].update(warp=32), "figures contains warp, which Target does not have"),
+        (
+            lambda content: content["figures"].update(atomics=["int33"]),
+            "atomics contains 'int33', which is not a dtype",
+        ),
+        (lambda content: content["figures"].update(max_group_size=16), "group_multiple is 32, and must be at most"),
+        (lambda content: content.pop("figures"), "it must be an object that contains an object 'figures'"),
+        (lambda content: content.update(name=" "), "name is ' ', and must be a string that is not empty"),
+        (
+            lambda content: content.update(bytes_per_second=0),
+            "bytes_per_second is 0, and must be a whole number above 0",
+        ),
+        (
+            lambda content: content.pop("operations_per_second"),
+            "operations_per_second is None, and must be a whole number",
+        ),
     ],
 )
 def test_other_errors_in_a_target_file(change: Any, message: str, tmp_path: Path) -> None:

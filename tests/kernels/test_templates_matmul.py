@@ -131,8 +131,8 @@ def test_split_sums_apply_bias_and_factors(dtype):
     out = random((50, 30), dtype).t()  # in-place, transposed
     expected = (3 * out.to(wide) + a.to(wide) @ b.to(wide)).to(dtype)
     torch.testing.assert_close(divided(a, b, out, 1, 3, out=out), expected, **close)
-    turned = torch.empty(50, 30, dtype=dtype).t()
-    torch.testing.assert_close(divided(a, b, out=turned), (a.to(wide) @ b.to(wide)).to(dtype), **close)
+    transposed = torch.empty(50, 30, dtype=dtype).t()
+    torch.testing.assert_close(divided(a, b, out=transposed), (a.to(wide) @ b.to(wide)).to(dtype), **close)
 
 
 def test_partial_sums_keep_their_rounding_errors():

@@ -86,7 +86,7 @@ def test_image_gradients_match_float64(case: str, processor: str) -> None:
     grad = random(exact.shape, torch.float32)
     (expected,) = torch.autograd.grad(exact, image, grad.double())
     out = torch.full(expected.shape, 9.0)
-    for launch in steps(dialect(processor), out, grad, weight, None, groups, w.turned(), of_image=True):
+    for launch in steps(dialect(processor), out, grad, weight, None, groups, w.transposed(), of_image=True):
         run(launch)
     assert close(out, expected, 9 * weight.shape[0] // groups)
 
@@ -127,6 +127,8 @@ def test_cuda_compiles(dtype: torch.dtype, of_image: bool) -> None:
     exact = exactly(image, weight, bias, groups, w)
     out = torch.empty(exact.shape, dtype=dtype)
     if of_image:
-        check_cuda(lambda of_device: [*steps(of_device, image, out, weight, None, groups, w.turned(), of_image=True)])
+        check_cuda(
+            lambda of_device: [*steps(of_device, image, out, weight, None, groups, w.transposed(), of_image=True)]
+        )
     else:
         check_cuda(lambda of_device: [*steps(of_device, out, image, weight, bias, groups, w)])

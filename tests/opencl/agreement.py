@@ -226,15 +226,15 @@ def _with_gaps(arguments: Any) -> Any:
     return tree_map_only(torch.Tensor, spaced, arguments)
 
 
-def _turned(arguments: Any) -> Any:
+def _transposed(arguments: Any) -> Any:
     """Makes the first dimension the fastest-varying one."""
 
-    def turned(tensor: torch.Tensor) -> torch.Tensor:
+    def transposed(tensor: torch.Tensor) -> torch.Tensor:
         return placed(
             tensor, "cpu", list(accumulate((1, *(max(1, size) for size in tensor.shape[:-1])), mul))[: tensor.dim()]
         )
 
-    return tree_map_only(torch.Tensor, turned, arguments)
+    return tree_map_only(torch.Tensor, transposed, arguments)
 
 
 def _shifted(arguments: Any) -> Any:
@@ -258,7 +258,7 @@ def _fewer(arguments: Any) -> Any:
     return tree_map_only(torch.Tensor, without, arguments)
 
 
-_CHANGES = (_with_gaps, _turned, _shifted, _fewer)
+_CHANGES = (_with_gaps, _transposed, _shifted, _fewer)
 
 
 def refused_alike(function: Callable[..., Any], *arguments: Any) -> None:

@@ -37,9 +37,9 @@ def _as_it_was() -> Iterator[None]:
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
-    said = plans.explain(function, *arguments)
-    assert ("on the host" in said) != ("launch bp_" in said), said
-    return "on the host" in said
+    plan_text = plans.explain(function, *arguments)
+    assert ("on the host" in plan_text) != ("launch bp_" in plan_text), plan_text
+    return "on the host" in plan_text
 
 
 @_as_it_was()
@@ -236,9 +236,9 @@ def test_preferred_attention_library() -> None:
         assert preferred(name) == name
         on_device = [one.to(DEVICE) for one in given]
         torch.testing.assert_close(attend(*on_device).cpu(), expected, atol=1e-5, rtol=1e-4)
-        said = plans.explain(attend, *on_device)
-        assert ("launch bp_attention" in said) == (name == "generated"), said
-        assert ("host_attention" in said) == (name == "host"), said
+        plan_text = plans.explain(attend, *on_device)
+        assert ("launch bp_attention" in plan_text) == (name == "generated"), plan_text
+        assert ("host_attention" in plan_text) == (name == "host"), plan_text
     with pytest.raises(ValueError, match="accepted are default, host, generated"):
         preferred("flash")
     assert preferred() == "host"
@@ -289,8 +289,8 @@ def test_families_need_a_candidate_for_each_library() -> None:
 def _attended(queries: int = 8, **named: Any) -> tuple[int, str]:
     """Returns the backend that PyTorch chose, and an explanation of what ran."""
     given = [torch.randn(1, 2, queries, 16, device=DEVICE) for _ in range(3)]
-    said = plans.explain(lambda: attend(*given, **named))
-    return int(torch.ops.aten._fused_sdp_choice(*given, **named)), said
+    plan_text = plans.explain(lambda: attend(*given, **named))
+    return int(torch.ops.aten._fused_sdp_choice(*given, **named)), plan_text
 
 
 @pytest.mark.parametrize("way", ["own target", "gpu target"])
@@ -298,9 +298,9 @@ def _attended(queries: int = 8, **named: Any) -> tuple[int, str]:
 def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
     def check(names: list[SDPBackend], *, fused: bool) -> None:
         with sdpa_kernel(names):
-            choice, said = _attended()
+            choice, plan_text = _attended()
         assert choice == (SDPBackend.OVERRIDEABLE if fused else SDPBackend.MATH).value
-        assert ("backplane::attention" in said) == fused
+        assert ("backplane::attention" in plan_text) == fused
 
     def run() -> None:
         for _ in range(2):
@@ -443,8 +443,8 @@ work()
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
     silent, first, off, second, end = ran.stdout.split("--\n")[1:]
     assert not (silent + off + end)
-    for said in (first, second):
-        lines = said.splitlines()
+    for plan_text in (first, second):
+        lines = plan_text.splitlines()
         names = ["aten::mm.out", "aten::mm.out", "aten::convolution.out"]
         assert [re.sub(r"\(.*", "", line) for line in lines] == [f"backplane: bp:0 host {name}" for name in names]
         assert "Float [80, 90] strides [90, 1], Float [90, 70] strides [70, 1]" in lines[0]

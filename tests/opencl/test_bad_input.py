@@ -343,12 +343,12 @@ def test_build_error_contains_the_operator_and_the_compilers_message() -> None:
 
 
 # Messages of CPU operators that have no kernel for a dtype.
-LACKING = ("not implemented for", "result type Float can't be cast to the desired output type Long")
+MISSING_DTYPE = ("not implemented for", "result type Float can't be cast to the desired output type Long")
 
 
 # The CPU kernels of these operators crash for empty tensors, because they divide by the size. test_normalization.py
 # tests them on the device.
-DEADLY = ("aten::_masked_softmax", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward")
+CRASHING = ("aten::_masked_softmax", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward")
 
 
 def sample_arguments(overload: OpOverload, tensors: Iterator[torch.Tensor]) -> list[Any] | None:
@@ -382,7 +382,7 @@ def swept() -> list[tuple[str, OpOverload]]:
     from torch_backplane.planning.declare import declared, find
 
     found = []
-    for name in sorted(one for one in declared if one.startswith("aten::") and one not in DEADLY):
+    for name in sorted(one for one in declared if one.startswith("aten::") and one not in CRASHING):
         overload = find(name)
         schema = overload._schema
         tensors = [one for one in schema.arguments if str(one.type) == "Tensor"]
@@ -412,7 +412,10 @@ def test_every_operator_accepts_empty_and_zero_dim_tensors(
         try:
             expected = overload(*arguments)
         except Exception as error:  # any error of the CPU
-            expected, lacking = None, any(text in str(error) for text in LACKING)  # a missing dtype is no error on bp
+            expected, lacking = (
+                None,
+                any(text in str(error) for text in MISSING_DTYPE),
+            )  # a missing dtype is no error on bp
         try:
             found = overload(*on_device(arguments))
             synchronize()

@@ -161,8 +161,8 @@ def test_winograd_is_skipped_if_its_tiles_exceed_the_workspace() -> None:
             preferences.set_workspace(limit)
             for _ in range(2):
                 torch.testing.assert_close(_by_patches(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
-            said = plans.explain(_by_patches, *given)
-            assert said.count("launch bp_winograd_image") == parts, (limit, said)
+            plan_text = plans.explain(_by_patches, *given)
+            assert plan_text.count("launch bp_winograd_image") == parts, (limit, plan_text)
     assert set(backends.without_workspace()) == {"convolutions: generated/winograd"}
 
 

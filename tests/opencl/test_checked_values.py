@@ -79,7 +79,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def told(function: Callable[[Tensor], Any], values: Tensor) -> Any:
+def outcome(function: Callable[[Tensor], Any], values: Tensor) -> Any:
     """Returns the result, or the error's type and message."""
     try:
         result = function(values)
@@ -96,7 +96,7 @@ def test_bad_values_between_good_ones_are_refused_like_on_the_cpu(name: str) -> 
     for dtype in dtypes:
         for values in [good, *(one for each in bad for one in (each, good))]:
             given = torch.tensor(values, dtype=dtype)
-            expected, found = told(function, given), told(function, given.to(DEVICE))
+            expected, found = outcome(function, given), outcome(function, given.to(DEVICE))
             assert isinstance(expected, tuple) == (values != good)
             if isinstance(expected, tuple):
                 assert found == expected, values

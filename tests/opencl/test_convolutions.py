@@ -61,9 +61,9 @@ def test_results_and_gradients_are_those_of_float64(name: str, dtype: torch.dtyp
                 tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
             exact = results(name, [tensor.double() for tensor in tensors])
             found = results(name, [tensor.to(DEVICE) for tensor in tensors])
-            for one, wanted in zip(found, exact, strict=True):
-                scale = float(wanted.abs().max())
-                torch.testing.assert_close(one.cpu().double(), wanted, rtol=relative, atol=absolute * max(1.0, scale))
+            for one, expected in zip(found, exact, strict=True):
+                scale = float(expected.abs().max())
+                torch.testing.assert_close(one.cpu().double(), expected, rtol=relative, atol=absolute * max(1.0, scale))
 
 
 def test_patches_are_not_allocated() -> None:

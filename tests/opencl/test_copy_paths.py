@@ -86,8 +86,8 @@ def cases(dtype: torch.dtype, rows: int) -> Iterator[tuple[str, Callable[[str], 
 
 def way(function: Callable[[], object]) -> str:
     """Returns what a call does: "copy" bytes, "launch" a kernel, or "nothing" that is planned."""
-    told = plans.explain(function)
-    return "launch" if "→ launch" in told else "copy" if "→ copy" in told else "nothing"
+    plan_text = plans.explain(function)
+    return "launch" if "→ launch" in plan_text else "copy" if "→ copy" in plan_text else "nothing"
 
 
 def refused(function: Callable[[], object]) -> str | None:

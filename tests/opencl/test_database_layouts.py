@@ -17,13 +17,13 @@ from test_numbers_for_tensors import without_kernels
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
-def _turned(shape: torch.Size) -> torch.Tensor:
+def _transposed(shape: torch.Size) -> torch.Tensor:
     """Returns a tensor whose first dimension is the fastest-varying one."""
     return torch.zeros(tuple(reversed(shape))).permute(*reversed(range(len(shape))))
 
 
 def _turned_with_gaps(shape: torch.Size) -> torch.Tensor:
-    larger = _turned(torch.Size([*(2 * size + 1 for size in shape[:-1]), 2 * shape[-1]]))
+    larger = _transposed(torch.Size([*(2 * size + 1 for size in shape[:-1]), 2 * shape[-1]]))
     return larger[(*(slice(0, size) for size in shape[:-1]), slice(0, None, 2))]
 
 
@@ -43,7 +43,7 @@ def _strides(returned: Any) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("memory", [_turned, _turned_with_gaps, _last_first])
+@pytest.mark.parametrize("memory", [_transposed, _turned_with_gaps, _last_first])
 def test_strides_of_results_are_those_of_the_cpu(memory: Callable[[torch.Size], torch.Tensor]) -> None:
     def wanted(call: Call) -> bool:
         first = next((one for one in call.arguments if isinstance(one, torch.Tensor)), None)

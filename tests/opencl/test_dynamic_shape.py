@@ -217,7 +217,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return placed(tensor, "cpu", torch.empty(tensor.shape).stride(), 0)
 
 
-def turned(tensor: torch.Tensor) -> torch.Tensor:
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
     """Transposes the last two dimensions in memory."""
     if tensor.dim() < 2:
         return plain(tensor)
@@ -240,7 +240,7 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return plain(tensor).contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else plain(tensor)
 
 
-LAYOUTS = (plain, turned, spaced, shifted, channels_last)
+LAYOUTS = (plain, transposed, spaced, shifted, channels_last)
 
 
 def calls(make: Callable[[int, int], Arguments], sizes: list[tuple[int, int]]) -> Iterator[Arguments]:

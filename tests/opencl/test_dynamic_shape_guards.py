@@ -474,7 +474,7 @@ def test_traces_hold_no_device_memory(name: str) -> None:
 def test_explain_shows_replays_of_dynamic_shape_plans() -> None:
     with plans_from_the_start():
         x = torch.ones(9, 3, device=DEVICE)
-        told = [plans.explain(lambda n=n: x[:n].mul(2)).splitlines()[0] for n in (4, 5, 6, 7, 4)]
-    assert told[:2] == ["aten::mul.Tensor: planned"] * 2
-    assert told[2:4] == ["aten::mul.Tensor: replayed for any shape"] * 2
-    assert told[4] == "aten::mul.Tensor: replayed"
+        plan_text = [plans.explain(lambda n=n: x[:n].mul(2)).splitlines()[0] for n in (4, 5, 6, 7, 4)]
+    assert plan_text[:2] == ["aten::mul.Tensor: planned"] * 2
+    assert plan_text[2:4] == ["aten::mul.Tensor: replayed for any shape"] * 2
+    assert plan_text[4] == "aten::mul.Tensor: replayed"

@@ -96,9 +96,9 @@ def test_replays_call_no_python() -> None:
     x = torch.ones(4, device=DEVICE)
     with plans_from_the_start():
         assert "planned" in plans.explain(leaky, x, x)
-        told = plans.explain(leaky, x, x)
-    assert "replayed" in told
-    assert "launch bp_leaky" in told
+        plan_text = plans.explain(leaky, x, x)
+    assert "replayed" in plan_text
+    assert "launch bp_leaky" in plan_text
 
 
 def test_gradients() -> None:

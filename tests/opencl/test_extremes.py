@@ -37,16 +37,16 @@ def extremes(dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.tensor(floats(), dtype=torch.float64).to(dtype)
     limits = torch.iinfo(dtype)
-    wanted = {limits.min, limits.min + 1, limits.max - 1, limits.max, 2**33 + 1, -(2**32) - 1, *INTEGERS}
-    wanted |= {-one for one in INTEGERS}
-    return torch.tensor(sorted(one for one in wanted if limits.min <= one <= limits.max), dtype=dtype)
+    expected = {limits.min, limits.min + 1, limits.max - 1, limits.max, 2**33 + 1, -(2**32) - 1, *INTEGERS}
+    expected |= {-one for one in INTEGERS}
+    return torch.tensor(sorted(one for one in expected if limits.min <= one <= limits.max), dtype=dtype)
 
 
-def is_near(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def is_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Compares within the rounding errors of the CPU's functions. Subnormal numbers may be flushed to zero."""
     least = 64 * torch.finfo(dtype).tiny
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-4, torch.float64: 1e-7}[dtype]
-    return torch.isclose(found.double(), wanted.double(), rtol=tolerance, atol=least, equal_nan=True)
+    return torch.isclose(found.double(), expected.double(), rtol=tolerance, atol=least, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,26 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                wanted = op.op(a, b)
+                expected = op.op(a, b)
             except RuntimeError:
                 continue  # other tests check which dtypes are refused
-            if why_not([wanted.dtype]):
+            if why_not([expected.dtype]):
                 continue
             found = op.op(a.to(DEVICE), b.to(DEVICE)).cpu()
             wide = op.op(*(one.double() if one.is_floating_point() else one for one in (a, b)))
-        assert found.dtype == wanted.dtype, name
+        assert found.dtype == expected.dtype, name
         if found.is_complex():
             continue
         if not found.dtype.is_floating_point:
-            right = found == wanted
+            right = found == expected
         else:
-            right = is_near(found, wanted, found.dtype) | is_near(found, wide.to(found.dtype), found.dtype)
+            right = is_near(found, expected, found.dtype) | is_near(found, wide.to(found.dtype), found.dtype)
         right |= meant(name, a, b)
         if not right.all():
             row, column = (~right).nonzero()[0].tolist()
             given = a[row, 0].item(), b[column].item()
-            said = f"{found[row, column]}, expected {wanted[row, column]}"
-            wrong.append(f"{name}{given}: {said}; {(~right).sum()} differ")
+            message = f"{found[row, column]}, expected {expected[row, column]}"
+            wrong.append(f"{name}{given}: {message}; {(~right).sum()} differ")
     assert not wrong, "\n".join(wrong)
 
 
@@ -138,16 +138,16 @@ def test_rows_of_extremes(dtype: torch.dtype) -> None:
     rows = rows.to(dtype).contiguous()
     wrong = []
     for name, function in OF_ROWS.items():
-        wanted, found = function(rows), function(rows.to(DEVICE)).cpu()
-        wide = function(rows.double()).to(wanted.dtype)
+        expected, found = function(rows), function(rows.to(DEVICE)).cpu()
+        wide = function(rows.double()).to(expected.dtype)
         # Intermediate results such as sums of squares can overflow in float32; the CPU accumulates in float64.
         if not found.dtype.is_floating_point:
-            right = found == wanted
+            right = found == expected
         else:
-            right = is_near(found, wanted, found.dtype) | is_near(found, wide, found.dtype)
-            right |= found.isinf() & (wanted.abs() > 1e18)
+            right = is_near(found, expected, found.dtype) | is_near(found, wide, found.dtype)
+            right |= found.isinf() & (expected.abs() > 1e18)
         if not right.all():
             (place, *_) = (~right).nonzero().tolist()
-            said = f"{found[tuple(place)]}, expected {wanted[tuple(place)]}"
-            wrong.append(f"{name} of {rows[place[0]].tolist()}: {said}; {(~right).sum()} differ")
+            message = f"{found[tuple(place)]}, expected {expected[tuple(place)]}"
+            wrong.append(f"{name} of {rows[place[0]].tolist()}: {message}; {(~right).sum()} differ")
     assert not wrong, "\n".join(wrong)

@@ -172,7 +172,7 @@ def shifted(device: str) -> Lists:
     return [x, whole[:-1], y], [y, whole[1:], x]
 
 
-def turned(device: str) -> Lists:
+def transposed(device: str) -> Lists:
     x, y = values((3, 3), device), values((3, 3), device, seed=1)
     return [x, y, values((2,), device)], [values((3, 3), device, seed=3), y.t(), values((2,), device, seed=4)]
 
@@ -192,7 +192,7 @@ def read_expanded(device: str) -> Lists:
     return [x, values((3, 4), device, seed=5)], [y, y], [y, y]
 
 
-def read_expanded_and_turned(device: str) -> Lists:
+def read_expanded_and_transposed(device: str) -> Lists:
     x, y = values((3, 1), device).expand(3, 4), values((4, 3), device, seed=1).t()
     return [x, values((4,), device)], [y, values((4,), device, seed=4)], [y, values((4,), device, seed=5)]
 
@@ -258,7 +258,8 @@ SCENES: dict[str, Scene] = {
     scene.__name__: scene
     for scene in (
         flattened, read_later, written_twice, written_then_read, parts_of_one, columns, neighbours, of_itself, shifted,
-        turned, expanded, expanded_first, read_expanded, read_expanded_and_turned, of_other_shapes, broadcast, shorter,
+        transposed, expanded, expanded_first, read_expanded, read_expanded_and_transposed, of_other_shapes, broadcast,
+        shorter,
         shorter_at_the_end, no_tensors, none_for_some, without_elements, some_without_elements, strided, of_two_dtypes,
     )
 } | {
@@ -431,10 +432,10 @@ def test_large_lists_replay_plans_for_other_numbers_and_sizes(change: str) -> No
                     CHANGES[change](lists, number)
                 for ours, theirs in zip(found[0], expected[0], strict=True):
                     torch.testing.assert_close(ours.cpu(), theirs)
-        said = plans.explain(lambda: CHANGES[change](found, 0.75))
+        plan_text = plans.explain(lambda: CHANGES[change](found, 0.75))
         counts = [one for name, one in torch_backplane._C.plan_counts().items() if "_foreach_" in name]
     assert sum(one["dynamic_shape_replays"] for one in counts) > 0
-    assert "launch" in said
+    assert "launch" in plan_text
     assert not any(torch_backplane._C.fallback_counts().values())
 
 

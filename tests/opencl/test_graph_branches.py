@@ -24,7 +24,7 @@ def need_queues() -> None:
         pytest.skip("host devices run everything in the calling thread, so no branches run concurrently")
 
 
-def graph_to_look_at() -> torch.bp.Graph:
+def inspectable_graph() -> torch.bp.Graph:
     graph = torch.bp.Graph()
     graph.enable_debug_mode()
     return graph
@@ -34,7 +34,7 @@ def test_concurrent_branches_use_several_queues(tmp_path: Path) -> None:
     need_queues()
     x = torch.ones(SIZE, device=DEVICE)
     side, third = torch.bp.Stream(), torch.bp.Stream()
-    chain = graph_to_look_at()
+    chain = inspectable_graph()
     with captured(chain):  # uses two streams, but nothing can run concurrently
         first = torch.bp.current_stream()
         y = x + 1
@@ -45,7 +45,7 @@ def test_concurrent_branches_use_several_queues(tmp_path: Path) -> None:
         y = y + 3
     assert queues(chain, tmp_path) == [0, 0, 0]
 
-    forked = graph_to_look_at()
+    forked = inspectable_graph()
     with captured(forked):
         first = torch.bp.current_stream()
         for stream in (side, third):
@@ -61,7 +61,7 @@ def test_concurrent_branches_use_several_queues(tmp_path: Path) -> None:
         e = b + d
     assert queues(forked, tmp_path) == [0, 0, 1, 1, 2, 2, 0, 0]  # the first branch starts on queue 0, which is idle
 
-    small = graph_to_look_at()
+    small = inspectable_graph()
     with captured(small):  # less work than the waits cost
         first = torch.bp.current_stream()
         side.wait_stream(first)
@@ -81,7 +81,7 @@ def test_concurrent_branches_use_several_queues(tmp_path: Path) -> None:
 def test_more_branches_than_queues(tmp_path: Path) -> None:
     need_queues()
     x = torch.rand(SIZE, device=DEVICE)
-    graph, streams = graph_to_look_at(), [torch.bp.Stream() for _ in range(20)]
+    graph, streams = inspectable_graph(), [torch.bp.Stream() for _ in range(20)]
     results = []
     with captured(graph):
         first = torch.bp.current_stream()

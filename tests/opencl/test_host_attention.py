@@ -22,9 +22,9 @@ def _on_host() -> Iterator[None]:
         yield
 
 
-def made(length: int, dtype: torch.dtype, *, turned: bool = False) -> list[torch.Tensor]:
-    """query, key and value. `turned`: transposed views, as models split them off one projection."""
-    if turned:
+def made(length: int, dtype: torch.dtype, *, transposed: bool = False) -> list[torch.Tensor]:
+    """query, key and value. `transposed`: transposed views, as models split them off one projection."""
+    if transposed:
         return [torch.randn(2, length, 3, 16).to(dtype).transpose(1, 2) for _ in range(3)]
     return [torch.randn(2, 3, length, 16).to(dtype) for _ in range(3)]
 
@@ -38,8 +38,8 @@ def choice(*arguments: torch.Tensor, **named: object) -> int:
 @_on_host()
 def test_results_and_gradients_are_the_cpus(form: str, dtype: torch.dtype) -> None:
     plans.set_mode("check")
-    for length, turned, scale in ((8, False, None), (13, True, 0.5), (8, True, 0.25), (20, False, None)):
-        given = made(length, dtype, turned=turned)
+    for length, transposed, scale in ((8, False, None), (13, True, 0.5), (8, True, 0.25), (20, False, None)):
+        given = made(length, dtype, transposed=transposed)
         masks = {"mask": torch.randn(length, length).to(dtype), "bools": torch.rand(length, length) > 0.3}
         found = []
         for device in ("cpu", DEVICE):
@@ -55,10 +55,10 @@ def test_results_and_gradients_are_the_cpus(form: str, dtype: torch.dtype) -> No
 def test_results_have_the_strides_of_the_operands(form: str) -> None:
     """As in torch.cuda: results have the strides of the operands, so models can merge the heads without a copy."""
     needs_sight()
-    for turned in (False, True, False):
+    for transposed in (False, True, False):
         for library in ("generated", "host"):
             with preferences.preferring("attention", library):
-                leaves = [one.to(DEVICE).requires_grad_() for one in made(9, torch.float32, turned=turned)]
+                leaves = [one.to(DEVICE).requires_grad_() for one in made(9, torch.float32, transposed=transposed)]
                 out = attend(*leaves, is_causal=form == "causal")
                 gradients = torch.autograd.grad(out.sum(), leaves)
             assert out.stride() == leaves[0].stride()
@@ -92,8 +92,8 @@ def test_cases_without_cpu_kernel_are_composed(form: str) -> None:
         out = attend(query, key, value, **named)  # type: ignore[arg-type]
         assert out.shape == query.shape
         assert choice(query, key, value, **named) == SDPBackend.MATH.value
-        said = plans.explain(lambda: attend(query, key, value, **named))  # type: ignore[arg-type]
-        assert "host_attention" not in said
+        plan_text = plans.explain(lambda: attend(query, key, value, **named))  # type: ignore[arg-type]
+        assert "host_attention" not in plan_text
 
 
 @_on_host()

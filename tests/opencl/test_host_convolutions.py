@@ -71,11 +71,11 @@ def test_host_computes_convolutions_without_unfold() -> None:
     weight, grad = torch.randn(8, 4, 3, 3, device=DEVICE), torch.randn(2, 8, 7, 7, device=DEVICE)
     settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     backward = torch.ops.aten.convolution_backward
-    said = str(plans.explain(lambda: F.conv2d(image, weight)))
-    said += str(plans.explain(lambda: backward(grad, image, weight, [8], *settings, [False, True, True])))
-    assert "on the host aten::convolution.out" in said
-    assert "on the host backplane::host_convolution_backward" in said
-    assert "unfold" not in said
+    plan_text = str(plans.explain(lambda: F.conv2d(image, weight)))
+    plan_text += str(plans.explain(lambda: backward(grad, image, weight, [8], *settings, [False, True, True])))
+    assert "on the host aten::convolution.out" in plan_text
+    assert "on the host backplane::host_convolution_backward" in plan_text
+    assert "unfold" not in plan_text
 
 
 def test_dtypes_without_fast_cpu_kernels_run_on_the_device() -> None:

@@ -14,7 +14,7 @@ from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C, plans
 from torch_backplane.planning import operator, run_kernel, run_pointwise
-from torch_backplane.planning.recent import Recent
+from torch_backplane.planning.lru_cache import LruCache
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 LIBRARY = torch.library.Library("backplane_tables", "FRAGMENT")  # never released: planners stay declared
@@ -25,7 +25,7 @@ MOST = 8
 def small_tables() -> Iterator[None]:
     """Uses empty caches with room for MOST kernels."""
     before = launch._compiled, launch._generated
-    launch._compiled, launch._generated = Recent(MOST, _C.is_planned), Recent(MOST)
+    launch._compiled, launch._generated = LruCache(MOST, _C.is_planned), LruCache(MOST)
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def test_eviction_while_kernels_of_the_same_text_run() -> None:
 
     with plans_from_the_start(), small_tables():
         plans.set_mode("0")
-        launch._compiled = Recent(3, _C.is_planned)
+        launch._compiled = LruCache(3, _C.is_planned)
         threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1, 2)]
         for thread in threads:
             thread.start()
@@ -133,7 +133,7 @@ def test_eviction_while_kernels_of_the_same_text_run() -> None:
 
 def test_recently_used_entries_stay() -> None:
     made: list[int] = []
-    table: Recent[int, list[int]] = Recent(8)
+    table: LruCache[int, list[int]] = LruCache(8)
 
     def get(n: int) -> list[int]:
         return table.get(n, lambda: made.append(n) or [n])
@@ -151,7 +151,7 @@ def test_recently_used_entries_stay() -> None:
 
 def test_held_entries_stay() -> None:
     held = set(range(20))
-    table: Recent[int, list[int]] = Recent(8, lambda value: value[0] in held)
+    table: LruCache[int, list[int]] = LruCache(8, lambda value: value[0] in held)
     first = [table.get(n, lambda n=n: [n]) for n in range(20)]
     assert len(table) == 20
     assert all(table.get(n, lambda: [-1]) is one for n, one in enumerate(first))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from agreement import on_device
 from plain_arguments import REFUSED, by_position, plain_arguments
-from test_bad_input import DEADLY
+from test_bad_input import CRASHING
 from test_numbers_for_tensors import without_kernels
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -29,7 +29,7 @@ LAYOUTS: dict[str, Callable[[int], Tensor]] = {
 }
 # These crash if arguments do not match, or read sizes or probabilities from memory that nothing writes here.
 LEFT_OUT = (
-    *DEADLY, "batch_norm", "_fused_", "_pad", "dist_backward", "grid_sampler", "nonzero", "masked_select",
+    *CRASHING, "batch_norm", "_fused_", "_pad", "dist_backward", "grid_sampler", "nonzero", "masked_select",
     "masked_scatter", "unique", "repeat_interleave", "bincount", "histc", "embedding_bag", "_foreach",
 )  # fmt: skip
 # CPU kernels whose result layouts differ from those of other devices, and one that does not resize its `out=`.

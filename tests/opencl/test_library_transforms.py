@@ -329,12 +329,12 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
     library = holding("a toy", {torch.float32: address}, "no room")
     x = random(3, 20)
     with having(library):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(3):
                 torch.testing.assert_close(torch.fft.fft(x.to(DEVICE)).cpu(), torch.fft.fft(x))
                 torch.testing.assert_close(torch.fft.irfft(x.to(DEVICE)).cpu(), torch.fft.irfft(x))
-        (one,) = (str(one.message) for one in said)
+        (one,) = (str(one.message) for one in caught)
         assert one.startswith("transforms no longer use the driver's library, which failed: ")
         assert "no room" in one
 

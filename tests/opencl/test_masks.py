@@ -150,10 +150,10 @@ def test_mask_can_be_the_masked_tensor(shape: tuple[int, ...], value: Any) -> No
         "turned": lambda x: x.movedim(-1, 0),
         "with gaps": lambda x: x[..., ::2],
     }
-    for turned in ways.values():
+    for transposed in ways.values():
 
-        def fill(x: torch.Tensor, turned: Callable[[torch.Tensor], torch.Tensor] = turned) -> torch.Tensor:
-            view = turned(x)
+        def fill(x: torch.Tensor, transposed: Callable[[torch.Tensor], torch.Tensor] = transposed) -> torch.Tensor:
+            view = transposed(x)
             view[view] = value
             return x
 

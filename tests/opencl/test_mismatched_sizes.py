@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torch_backplane.conformance import Settings
-from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.sizes import check_sizes
 

@@ -140,8 +140,8 @@ def test_rms_norm_is_one_launch_and_backward_is_two() -> None:
         (2, lambda: aten._fused_rms_norm_backward(x, x, [40], rstd, weight, [True, True])),
     ):
         with plans_from_the_start():
-            told = str(plans.explain(function))
-        assert told.count("→ launch") == wanted, told
+            plan_text = str(plans.explain(function))
+        assert plan_text.count("→ launch") == wanted, plan_text
 
 
 def test_rms_norm_supports_jvp_hessian_and_vmap() -> None:
@@ -162,8 +162,8 @@ def test_batch_norm_update_stats_of_one_row() -> None:
 
 def test_batch_norm_has_the_cpus_strides() -> None:
     channels_last = torch.randn(2, 4, 3, 6).contiguous(memory_format=torch.channels_last)
-    turned, expanded = torch.randn(5, 2, 4).permute(1, 2, 0), torch.randn(1, 4, 3).expand(2, 4, 3)
-    for x in (turned, expanded, torch.randn(4, 3).t(), channels_last, channels_last[..., ::2]):
+    transposed, expanded = torch.randn(5, 2, 4).permute(1, 2, 0), torch.randn(1, 4, 3).expand(2, 4, 3)
+    for x in (transposed, expanded, torch.randn(4, 3).t(), channels_last, channels_last[..., ::2]):
         for training in (True, False):
             statistics = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
             expected = torch.nn.functional.batch_norm(x, *statistics, training=training)

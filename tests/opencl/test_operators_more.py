@@ -77,9 +77,9 @@ def test_equal() -> None:
     x, y = a.to(DEVICE), a.to(DEVICE)
     with plans_from_the_start():
         assert all(torch.equal(x, y) for _ in range(3))
-        told = plans.stats()["aten::equal"]
-    assert told["unplannable_calls"] == 3
-    assert told["reasons"] == ["it runs code on the CPU, or reads a value there"]
+        counts = plans.stats()["aten::equal"]
+    assert counts["unplannable_calls"] == 3
+    assert counts["reasons"] == ["it runs code on the CPU, or reads a value there"]
 
 
 def test_normal_with_tensors_of_means_and_deviations() -> None:

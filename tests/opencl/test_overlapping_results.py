@@ -149,15 +149,15 @@ LOSSES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_with_each_reduction(name: str, reduction: int) -> None:
     for shape in ((5,), (2, 3), ()):
-        said = []
+        messages = []
         for device in ("cpu", DEVICE):
             out = torch.zeros(1, device=device).expand(4)
             a, b = (torch.full(shape, number, device=device) for number in (0.25, 1.0))
             try:
-                said.append(LOSSES[name](a, b, reduction, out=out).cpu())
+                messages.append(LOSSES[name](a, b, reduction, out=out).cpu())
             except RuntimeError as error:
-                said.append(str(error)[:40])
-        if isinstance(said[0], str):
-            assert said[1] == said[0]
+                messages.append(str(error)[:40])
+        if isinstance(messages[0], str):
+            assert messages[1] == messages[0]
         else:
-            torch.testing.assert_close(said[1], said[0])
+            torch.testing.assert_close(messages[1], messages[0])

@@ -158,6 +158,6 @@ def test_max_pool_of_rows_of_every_length(dtype: torch.dtype) -> None:
                     continue
                 expected = F.max_pool2d(x, *arguments, return_indices=True)
                 found = F.max_pool2d(x.to(DEVICE), *arguments, return_indices=True)
-                told = f"{width} {arguments}"
-                torch.testing.assert_close(to_cpu(found[0]), expected[0], equal_nan=True, msg=told)
-                assert torch.equal(to_cpu(found[1]), expected[1]), told
+                message = f"{width} {arguments}"
+                torch.testing.assert_close(to_cpu(found[0]), expected[0], equal_nan=True, msg=message)
+                assert torch.equal(to_cpu(found[1]), expected[1]), message

@@ -92,8 +92,8 @@ def test_factories_launch_one_kernel_and_allocate_only_the_result() -> None:
             lambda: x.tril(1),
             lambda: x.triu(),
         ):
-            told = plans.explain(make)
-            assert (told.count("→ launch"), told.count("→ allocate")) == (1, 1), told
+            plan_text = plans.explain(make)
+            assert (plan_text.count("→ launch"), plan_text.count("→ allocate")) == (1, 1), plan_text
 
 
 def test_invalid_uses_of_positions_are_errors() -> None:

@@ -28,8 +28,8 @@ def test_products_with_an_activation(dtype: torch.dtype, use_gelu: bool) -> None
 
     a, b = numbers(4, 3, dtype=dtype), numbers(3, 5, dtype=dtype)
     agrees(run, numbers(5, dtype=dtype), a, b)
-    turned = numbers(3, 4, dtype=dtype)
-    agrees(lambda c, x, y: run(c, x.t(), y, beta=0.5, alpha=2), numbers(4, 5, dtype=dtype), turned, b)
+    transposed = numbers(3, 4, dtype=dtype)
+    agrees(lambda c, x, y: run(c, x.t(), y, beta=0.5, alpha=2), numbers(4, 5, dtype=dtype), transposed, b)
     agrees(lambda c, x, y, out: run(c, x, y, out=out), numbers(5, dtype=dtype), a, b, torch.zeros(4, 5, dtype=dtype))
     agrees(run, numbers(5, dtype=dtype), a[:0], b)
     refused_alike(run, numbers(5, dtype=dtype), a, a)

@@ -120,11 +120,11 @@ def test_results_and_errors_are_the_cpus(case: int, layout: str) -> None:
         shape_rules._dtypes.clear()
         for seed, shapes in enumerate([*calls, *calls]):
             given = tensors(shapes, layout, seed)
-            wanted, found = (outcome(function, [one.clone() for one in given], device) for device in ("cpu", "bp:0"))
-            assert found[0] == wanted[0], f"of {shapes}: {found} and {wanted}"
+            expected, found = (outcome(function, [one.clone() for one in given], device) for device in ("cpu", "bp:0"))
+            assert found[0] == expected[0], f"of {shapes}: {found} and {expected}"
             if isinstance(found[0], type):
                 continue
-            for mine, theirs in zip(found[1], wanted[1], strict=True):
+            for mine, theirs in zip(found[1], expected[1], strict=True):
                 torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 

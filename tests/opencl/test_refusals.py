@@ -127,8 +127,8 @@ def refused_and_planned() -> None:
                 found = outcome(bad, ["bp"])
             if found != expected or _C.fallback_counts() or [one for one in warned if "fall" in str(one.message)]:
                 wrong.append(f"{name}, {what}: {found}, counted {_C.fallback_counts()}; on the CPU {expected}")
-            if what != "again" and (said := outcome(good, ["bp"]))[0]:
-                wrong.append(f"{name}, a valid call: {said}")
+            if what != "again" and (result := outcome(good, ["bp"]))[0]:
+                wrong.append(f"{name}, a valid call: {result}")
     assert not wrong, "\n".join(wrong)
 
 

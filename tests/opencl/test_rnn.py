@@ -248,8 +248,10 @@ def test_cells_launch_one_kernel_in_addition_to_products() -> None:
 
         agrees(run, torch.randn(3, 5), *(torch.randn(3, 7) for _ in range(states)))
         with target("gpu"):
-            said = plans.explain(run, torch.randn(3, 5, device=DEVICE), *(torch.randn(3, 7, device=DEVICE),) * states)
-        assert said.count("launch bp_lstm_step on" if states == 2 else "launch bp_gru_step on") == 1
+            plan_text = plans.explain(
+                run, torch.randn(3, 5, device=DEVICE), *(torch.randn(3, 7, device=DEVICE),) * states
+            )
+        assert plan_text.count("launch bp_lstm_step on" if states == 2 else "launch bp_gru_step on") == 1
 
 
 @kinds
@@ -308,7 +310,7 @@ def test_backward_can_use_another_implementation_than_forward(kind: str, first: 
 def test_gpu_steps_launch_a_product_and_a_kernel(kind: str) -> None:
     _, ours = pairs(kind, 5, 7)
     with target("gpu"), torch.no_grad():
-        said = plans.explain(ours, torch.randn(4, 3, 5, device=DEVICE))
+        plan_text = plans.explain(ours, torch.randn(4, 3, 5, device=DEVICE))
     name = {"LSTM": "lstm", "GRU": "gru"}.get(kind, "rnn")
-    assert said.count(f"launch bp_{name}_step on") == 4
-    assert said.count("launch bp_matmul") == 5
+    assert plan_text.count(f"launch bp_{name}_step on") == 4
+    assert plan_text.count("launch bp_matmul") == 5

@@ -22,7 +22,7 @@ def mode(chosen: int | str) -> Iterator[None]:
 
 def run(function: Callable[[torch.Tensor], object], x: torch.Tensor, chosen: str) -> list[str]:
     """The warnings or the error of a call in a mode."""
-    with mode(chosen), warnings.catch_warnings(record=True) as told:
+    with mode(chosen), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             function(x)
@@ -30,7 +30,7 @@ def run(function: Callable[[torch.Tensor], object], x: torch.Tensor, chosen: str
             if chosen != "error":
                 raise
             return [str(error)]
-    return [str(one.message) for one in told]
+    return [str(one.message) for one in warned]
 
 
 WAIT: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
@@ -65,9 +65,9 @@ def test_synchronizing_operations_are_reported(name: str) -> None:
     function(x)
     text = "called a synchronizing bp operation" + (f": {operator}" if operator else "")
     assert run(function, x, "default") == []
-    told = run(function, x, "warn")
-    assert told
-    assert all(text in one for one in told)
+    warned = run(function, x, "warn")
+    assert warned
+    assert all(text in one for one in warned)
     (error,) = run(function, x, "error")
     assert text in error
     assert run(function, x, "default") == []

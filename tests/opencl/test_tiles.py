@@ -190,8 +190,8 @@ def test_stack_and_cat_that_interleave_elements(dtype: torch.dtype, kind: str) -
 def test_interleaved_elements_are_written_by_one_launch() -> None:
     parts = [torch.ones(1000, device=DEVICE) for _ in range(3)]
     with target("gpu"):
-        told = plans.explain(torch.stack, parts, 1)
-    assert told.count("launch") == 1, told
+        plan_text = plans.explain(torch.stack, parts, 1)
+    assert plan_text.count("launch") == 1, plan_text
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

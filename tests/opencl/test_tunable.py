@@ -32,14 +32,14 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 
 
 @contextmanager
-def _anew() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Uses a temporary folder, initial settings and no results, and restores the clock afterwards.
 
     The driver's libraries are left out, because their kernels take long to compile. test_library_products.py and
     test_library_transforms.py test them.
     """
     before = os.getcwd()
-    plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
+    plain = {"_results": {}, "_benchmarked": {}, "_recorded": set(), "_unwritable": set(), "inserts_ordinal": True}
     with (
         tempfile.TemporaryDirectory() as folder,
         host_first(),
@@ -55,7 +55,7 @@ def _anew() -> Iterator[None]:
             _C.advance_configuration_epoch()
 
 
-anew = _anew()  # decorates tests
+isolated = _isolated()  # decorates tests
 
 
 class Times:
@@ -85,7 +85,7 @@ def lines() -> list[str]:
     return Path("tunableop_results0.csv").read_text(encoding="utf-8").splitlines()
 
 
-@anew
+@isolated
 def test_fastest_candidate_is_used_after_tuning() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
@@ -122,7 +122,7 @@ def test_fastest_candidate_is_used_after_tuning() -> None:
         torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
 
 
-@anew
+@isolated
 @pytest.mark.parametrize(
     "quick",
     [
@@ -140,7 +140,7 @@ def test_candidates_that_were_fast_by_chance_are_not_used(quick: list[float]) ->
     assert [one[2] for one in tunable.get_results()] == ["host"]
 
 
-@anew
+@isolated
 def test_results_are_correct_while_many_shapes_are_tuned() -> None:
     tunable.enable()
     tunable.set_max_tuning_iterations(1)
@@ -157,7 +157,7 @@ def test_results_are_correct_while_many_shapes_are_tuned() -> None:
         assert len(results) > 20
 
 
-@anew
+@isolated
 def test_tuning_leaves_generators_and_streams_unchanged() -> None:
     needs_sight()
     a, b = random(6, 6), random(6, 6)
@@ -179,7 +179,7 @@ def test_tuning_leaves_generators_and_streams_unchanged() -> None:
     assert len(lines()) == 6
 
 
-@anew
+@isolated
 def test_convolutions_are_tuned() -> None:
     needs_sight()
     if not torch.backends.mkldnn.is_available():
@@ -200,7 +200,7 @@ def test_convolutions_are_tuned() -> None:
     assert {one[2] for one in tunable.get_results() if one[0].startswith("Conv")} == {"generated"}
 
 
-@anew
+@isolated
 def test_empty_convolutions_are_not_tuned() -> None:
     needs_sight()
     timed = Times("convolutions")
@@ -217,7 +217,7 @@ def test_empty_convolutions_are_not_tuned() -> None:
         assert ((len(tunable.get_results()), len(timed.trials)) == before) == (batch == 0)
 
 
-@anew
+@isolated
 def test_transforms_are_tuned() -> None:
     needs_sight()
     timed = Times("transforms", generated=1.0, host=2.0)
@@ -233,7 +233,7 @@ def test_transforms_are_tuned() -> None:
     assert {one[2] for one in tunable.get_results()} == {"generated"}
 
 
-@anew
+@isolated
 def test_attention_is_tuned() -> None:
     needs_sight()
     timed = Times("attention", generated=2.0, host=1.0)
@@ -257,7 +257,7 @@ def test_attention_is_tuned() -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@anew
+@isolated
 def test_recurrent_layers_are_tuned(kind: str) -> None:
     needs_sight()
     timed = Times("recurrent layers", generated=1.0, host=2.0)
@@ -282,7 +282,7 @@ def test_recurrent_layers_are_tuned(kind: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["tile=32", "tile=16", "tile=64/whole", "tile=32/whole", "tile=16/whole"])
-@anew
+@isolated
 def test_gpu_targets_have_tile_candidates(form: str) -> None:
     timed = Times(**{f"generated/{form}": 1.0})
     with target("gpu"):
@@ -296,7 +296,7 @@ def test_gpu_targets_have_tile_candidates(form: str) -> None:
         assert set(chosen) == {f"generated/{form}"}
 
 
-@anew
+@isolated
 def test_results_are_read_from_files() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
@@ -319,7 +319,7 @@ GOOD = "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0,generated,0.1
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("ProductTunableOp_float32,a=70x50:50x1", "a result needs operator, parameters, candidate and milliseconds"),
         (GOOD.replace("Tunable", ""), "is not an operator and dtype"),
@@ -333,8 +333,8 @@ GOOD = "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0,generated,0.1
         ("Validator,ROCM_VERSION,6.0", "the results are for ROCM_VERSION 6.0, but known are PT_VERSION"),
     ],
 )
-@anew
-def test_invalid_or_stale_files_are_rejected_with_the_line(line: str, said: str) -> None:
+@isolated
+def test_invalid_or_stale_files_are_rejected_with_the_line(line: str, reason: str) -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
     file = Path("tunableop_results0.csv")
@@ -346,7 +346,7 @@ def test_invalid_or_stale_files_are_rejected_with_the_line(line: str, said: str)
     with pytest.warns(UserWarning, match="tuning results were not read") as caught:
         assert not runs_on_host(torch.mm, a, b)  # no result of the file was used: the call was tuned
     assert any(f"tunableop_results0.csv:{len(header) + 2}: " in str(one.message) for one in caught)
-    assert any(said in str(one.message) for one in caught)
+    assert any(reason in str(one.message) for one in caught)
     assert file.read_text(encoding="utf-8") == text  # unchanged
     with pytest.warns(UserWarning, match="not read"):
         assert not tunable.read_file()
@@ -354,7 +354,7 @@ def test_invalid_or_stale_files_are_rejected_with_the_line(line: str, said: str)
     assert tunable.read_file("tunableop_results0.csv") is False
 
 
-@anew
+@isolated
 def test_files_without_validators_or_text_are_rejected() -> None:
     for content in (GOOD.encode(), b"\xff\xfe\x00"):
         Path("bad.csv").write_bytes(content)
@@ -364,7 +364,7 @@ def test_files_without_validators_or_text_are_rejected() -> None:
         assert not tunable.read_file("no_such.csv")
 
 
-@anew
+@isolated
 def test_untuned_calls_are_recorded_and_tuned_later() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
@@ -395,7 +395,7 @@ def test_untuned_calls_are_recorded_and_tuned_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("Product", "untuned.csv:2: a problem needs operator and parameters"),
         ("ProductTunableOp_float32,a", "untuned.csv:2: 'a' is not a parameter"),
@@ -405,18 +405,18 @@ def test_untuned_calls_are_recorded_and_tuned_later() -> None:
         ("ProductTunableOp_float32,a=- b=4x4:4x1 added=0", "a=- is not a tensor"),
     ],
 )
-@anew
-def test_invalid_lists_of_untuned_calls_are_rejected(line: str, said: str) -> None:
+@isolated
+def test_invalid_lists_of_untuned_calls_are_rejected(line: str, reason: str) -> None:
     Path("untuned.csv").write_text(f"ProductTunableOp_float32,a=2x2:2x1 b=2x2:2x1 added=0\n{line}\n", encoding="utf-8")
     tunable.enable()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         tunable.tune_gemm_in_file("untuned.csv")
     done = CliRunner().invoke(app, ["tune", "untuned.csv"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
-    assert said in done.output
+    assert reason in done.output
 
 
-@anew
+@isolated
 def test_failing_and_inaccurate_candidates_are_left_out() -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
@@ -441,7 +441,7 @@ def test_failing_and_inaccurate_candidates_are_left_out() -> None:
     tunable.set_numerical_check_tolerances(False)
 
 
-@anew
+@isolated
 def test_results_that_cannot_be_written_stay_in_memory() -> None:
     needs_sight()
     Times(generated=1.0, host=2.0)
@@ -456,7 +456,7 @@ def test_results_that_cannot_be_written_stay_in_memory() -> None:
     assert len(tunable.get_results()) == 2
 
 
-@anew
+@isolated
 def test_filenames() -> None:
     assert tunable.get_filename() == "tunableop_results0.csv"
     tunable.set_filename("x.csv")
@@ -470,7 +470,7 @@ def test_filenames() -> None:
     assert tunable.get_filename() == "folder/x_0.csv"
 
 
-@anew
+@isolated
 def test_tuning_limits() -> None:
     assert (tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations()) == (30, 100)
     tunable.set_max_tuning_duration(7)
@@ -492,7 +492,7 @@ def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=given | environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@anew
+@isolated
 def test_environment_variables_take_precedence() -> None:
     needs_sight()
     done = program(
@@ -511,7 +511,7 @@ def test_environment_variables_take_precedence() -> None:
     assert Path("mine0.csv").exists()
 
 
-@anew
+@isolated
 def test_several_processes_write_one_file() -> None:
     needs_sight()
     text = "for n in range(2, 12): torch.ones({}, n, device='bp') @ torch.ones(n, 3, device='bp')"
@@ -524,7 +524,7 @@ def test_several_processes_write_one_file() -> None:
     assert len(tunable.get_results()) == 20
 
 
-@anew
+@isolated
 def test_lists_are_tuned_by_mgpu_function_and_by_the_command() -> None:
     needs_sight()
     Path("untuned0.csv").write_text("ProductTunableOp_float32,a=4x2:2x1 b=2x3:3x1 added=0\n", encoding="utf-8")
@@ -548,16 +548,16 @@ def test_lists_are_tuned_by_mgpu_function_and_by_the_command() -> None:
     )
     assert done.exit_code == 0, done.output
     assert "2 operators; results are in tuned.csv" in done.output
-    for options, said in (
+    for options, reason in (
         (["no.csv"], "no.csv"),
         (["untuned1.csv", "--device", "7"], "--device 7 is not in the range 0 to 1"),
     ):
         done = CliRunner().invoke(app, ["tune", *options], env={"COLUMNS": "200"})
         assert done.exit_code == 2
-        assert said in done.output
+        assert reason in done.output
 
 
-@anew
+@isolated
 def test_tuned_calls_are_replayed() -> None:
     needs_sight()
     tunable.enable()
@@ -570,7 +570,7 @@ def test_tuned_calls_are_replayed() -> None:
     assert plans.stats()["aten::mm"]["replays"] - before == 5
 
 
-@anew
+@isolated
 def test_benchmark_tunes_a_family_in_this_process() -> None:
     needs_sight()
     conv = torch.backends.bp.conv  # type: ignore[attr-defined]

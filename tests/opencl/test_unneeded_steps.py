@@ -16,8 +16,8 @@ from torch_backplane.planning.declare import find
 def found_in(function: Callable[[], object]) -> list[str]:
     """The dead steps in the plans of a call."""
     with plans_from_the_start():
-        told = plans_in(plans.explain(function))
-    return [f"{plan.operator}: {line}, in {plan.lines}" for plan in told for line in dead_steps(plan.lines)]
+        plan_text = plans_in(plans.explain(function))
+    return [f"{plan.operator}: {line}, in {plan.lines}" for plan in plan_text for line in dead_steps(plan.lines)]
 
 
 def called(name: str, make: Make) -> Callable[[], object]:

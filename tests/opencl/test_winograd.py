@@ -85,10 +85,10 @@ def test_layouts_and_images_without_elements() -> None:
 def test_large_batches_are_computed_in_parts() -> None:
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     given = layer(5, 4, 8, (9, 10), torch.float32, 1, False)
-    with mock.patch.object(convolution, "_MOST_PATCHES", 16 * 12 * 25 * 4 * 2):  # enough for two images
+    with mock.patch.object(convolution, "_MAX_PATCHES", 16 * 12 * 25 * 4 * 2):  # enough for two images
         image, weight, bias = (one.to(DEVICE) for one in given)
-        said = str(plans.explain(lambda: torch.ops.aten.convolution(image, weight, bias, *settings)))
-        assert said.count("launch bp_winograd_image") == 3
+        plan_text = str(plans.explain(lambda: torch.ops.aten.convolution(image, weight, bias, *settings)))
+        assert plan_text.count("launch bp_winograd_image") == 3
         found = both([image, weight, bias], settings, [True, True, True])
     close(found, given, settings, [True, True, True])
 

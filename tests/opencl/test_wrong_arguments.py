@@ -23,7 +23,7 @@ from torch_backplane.conformance.forms import others
 READS = ("nonzero", "masked_select", "masked_scatter", "unique", "repeat_interleave", "bincount", "histc")
 # Only PyTorch's own code calls these, with matching shapes. bp can reject shapes that PyTorch accepts.
 INTERNAL = ("_backward", "_jvp", "_foreach_norm")
-MEANT = {
+ACCEPTED = {
     "aten::nansum": "torch.cuda supports complex numbers, the CPU does not",
     "aten::_fft_r2c": "torch.cuda supports float16, the CPU does not",
     "aten::logsumexp": "over no dimensions: PyTorch reduces over all, and then cannot shrink the result",
@@ -40,7 +40,7 @@ def operators(out: bool = False) -> Iterator[tuple[str, Any]]:
 
     torch.bp.init()
     for name in sorted(declare.declared):
-        skipped = any(word in name for word in (*CRASHES, *READS)) or name in MEANT
+        skipped = any(word in name for word in (*CRASHES, *READS)) or name in ACCEPTED
         overload = declare.find(name.removeprefix("aten::"))
         if name.startswith("aten::") and not skipped and any(one.is_out for one in overload._schema.arguments) == out:
             yield name, overload

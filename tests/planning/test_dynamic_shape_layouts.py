@@ -52,7 +52,7 @@ def ranks_of(*ranks: int) -> st.SearchStrategy[int]:
     return st.sampled_from(ranks)
 
 
-def said(function: Callable[[], Any]) -> Any:
+def outcome_of(function: Callable[[], Any]) -> Any:
     """Returns the result of `function`, tensors as lists; "refused" if it raises."""
     try:
         found = function()
@@ -106,7 +106,7 @@ def viewed(name: str, layout: Layout, *arguments: Any) -> Any:
         found = views.HANDLERS[overload](Shapes(), View(*layout), *arguments)
         return found.shape, list(found.stride()), found.storage_offset()
 
-    return said(made)
+    return outcome_of(made)
 
 
 # --- predicates
@@ -178,7 +178,9 @@ def test_results_have_the_strides_of_tensor_iterator(case: tuple[list[int], list
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=3))
 def test_shapes_broadcast_like_pytorch(shapes: list[list[int]]) -> None:
-    assert said(lambda: list(strides.broadcast_shapes(shapes))) == said(lambda: list(torch.broadcast_shapes(*shapes)))
+    assert outcome_of(lambda: list(strides.broadcast_shapes(shapes))) == outcome_of(
+        lambda: list(torch.broadcast_shapes(*shapes))
+    )
 
 
 # --- views
@@ -211,16 +213,16 @@ def regrouped(draw: st.DrawFn) -> tuple[Layout, list[int]]:
 @example((([5, 1], [1, 7]), [5, 1]))
 def test_views_have_pytorchs_strides_or_are_refused(case: tuple[Layout, list[int]]) -> None:
     layout, wanted = case
-    assert viewed("view", layout, wanted) == said(lambda: meta(layout).view(wanted))
+    assert viewed("view", layout, wanted) == outcome_of(lambda: meta(layout).view(wanted))
 
 
 @settings(max_examples=150, deadline=None)
 @given(layouts(), st.lists(st.integers(-1, 4), max_size=6))
 def test_expand(layout: Layout, wanted: list[int]) -> None:
     if layout[0] or min(wanted, default=0) >= 0:  # otherwise PyTorch accepts -1 as a size
-        assert viewed("expand", layout, wanted) == said(lambda: meta(layout).expand(wanted))
+        assert viewed("expand", layout, wanted) == outcome_of(lambda: meta(layout).expand(wanted))
     grown = [size if size != 1 else 3 for size in layout[0]]
-    assert viewed("expand", layout, [2, *grown]) == said(lambda: meta(layout).expand([2, *grown]))
+    assert viewed("expand", layout, [2, *grown]) == outcome_of(lambda: meta(layout).expand([2, *grown]))
 
 
 positions = st.none() | st.integers(-6, 6) | st.just(2**63 - 1)
@@ -232,8 +234,8 @@ def test_select_and_slice(layout: Layout, dim: int, index: int, start: int | Non
     tensor = meta(layout)
     if not -tensor.dim() <= dim < tensor.dim():
         return
-    assert viewed("select.int", layout, dim, index) == said(lambda: torch.ops.aten.select.int(tensor, dim, index))
-    expected = said(lambda: torch.ops.aten.slice.Tensor(tensor, dim, start, end, step))
+    assert viewed("select.int", layout, dim, index) == outcome_of(lambda: torch.ops.aten.select.int(tensor, dim, index))
+    expected = outcome_of(lambda: torch.ops.aten.slice.Tensor(tensor, dim, start, end, step))
     assert viewed("slice.Tensor", layout, dim, start, end, step) == expected
 
 
@@ -242,16 +244,16 @@ def test_select_and_slice(layout: Layout, dim: int, index: int, start: int | Non
 def test_permute_squeeze_unsqueeze_and_transpose(layout: Layout, dim: int, data: st.DataObject) -> None:
     tensor, rank = meta(layout), len(layout[0])
     order = data.draw(st.permutations(range(rank)))
-    assert viewed("permute", layout, order) == said(lambda: tensor.permute(order))
-    assert viewed("squeeze", layout) == said(tensor.squeeze)
+    assert viewed("permute", layout, order) == outcome_of(lambda: tensor.permute(order))
+    assert viewed("squeeze", layout) == outcome_of(tensor.squeeze)
     if -rank - 1 <= dim <= rank:
-        assert viewed("unsqueeze", layout, dim) == said(lambda: tensor.unsqueeze(dim))
+        assert viewed("unsqueeze", layout, dim) == outcome_of(lambda: tensor.unsqueeze(dim))
     if -max(1, rank) <= dim < max(1, rank):
-        assert viewed("squeeze.dim", layout, dim) == said(lambda: tensor.squeeze(dim))
-        assert viewed("transpose.int", layout, dim, -1) == said(lambda: tensor.transpose(dim, -1))
+        assert viewed("squeeze.dim", layout, dim) == outcome_of(lambda: tensor.squeeze(dim))
+        assert viewed("transpose.int", layout, dim, -1) == outcome_of(lambda: tensor.transpose(dim, -1))
         chosen = [one for one in (0, dim % max(1, rank)) if one < max(1, rank)]
         if len(set(chosen)) == len(chosen):
-            assert viewed("squeeze.dims", layout, chosen) == said(lambda: tensor.squeeze(chosen))
+            assert viewed("squeeze.dims", layout, chosen) == outcome_of(lambda: tensor.squeeze(chosen))
 
 
 # --- symbols

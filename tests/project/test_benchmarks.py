@@ -249,13 +249,13 @@ def test_tuned_and_untuned_calls_are_compared() -> None:
 def test_calls_changed_by_tuning_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import tuning
 
-    said = iter(
+    output = iter(
         [
             "aten::mm: planned\n  → launch bp_matmul_packed on 2×1×1 items in groups of 1×1×1: argument 0",
             "aten::mm: planned\n  → on the host aten::mm.out(argument 0)",
         ]
     )
-    monkeypatch.setattr(tuning.plans, "explain", lambda body: next(said))
+    monkeypatch.setattr(tuning.plans, "explain", lambda body: next(output))
     assert tuning.computed_by(lambda: None) == ["bp_matmul_packed"]
     assert tuning.computed_by(lambda: None) == ["aten::mm.out"]
 
@@ -269,24 +269,24 @@ def test_benchmarks_reject_a_match_without_results(script: str) -> None:
 
 
 def test_cpu_side_runs_in_another_process() -> None:
-    import turns  # as the child process imports it
+    import interleaving  # as the child process imports it
 
     def calls_with_the_device(function: Callable[..., Any]) -> Any:
         return functools.partial(functools.partial, function)
 
-    good = turns.Apart(calls_with_the_device(repr))
-    assert turns.seconds(good, CPU, 3) > 0
+    good = interleaving.RemoteBody(calls_with_the_device(repr))
+    assert interleaving.seconds(good, CPU, 3) > 0
     with pytest.raises(RuntimeError, match=r"(?s)the CPU's side.*TypeError"):
-        turns.Apart(len)
-    fails = turns.Apart(calls_with_the_device(len))
+        interleaving.RemoteBody(len)
+    fails = interleaving.RemoteBody(calls_with_the_device(len))
     with pytest.raises(RuntimeError, match=r"(?s)the CPU's side.*TypeError"):
         fails()
-    turns.Apart(calls_with_the_device(repr))()
+    interleaving.RemoteBody(calls_with_the_device(repr))()
 
 
 def test_rows_alternate_for_the_given_duration(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, clock = benchmark_modules.load("turns"), Clock()
-    monkeypatch.setattr(turns, "time", clock)
+    interleaving, clock = benchmark_modules.load("interleaving"), Clock()
+    monkeypatch.setattr(interleaving, "time", clock)
     monkeypatch.setattr(clock, "sleep", lambda seconds: None, raising=False)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
     calls: list[str] = []
@@ -298,8 +298,11 @@ def test_rows_alternate_for_the_given_duration(monkeypatch: pytest.MonkeyPatch) 
 
         return body
 
-    result = turns.run(
-        turns.Row("made up", make, seconds=0.1), turns.Side(torch.device("bp")), turns.Side(torch.device("cpu")), 3
+    result = interleaving.run(
+        interleaving.Row("made up", make, seconds=0.1),
+        interleaving.Side(torch.device("bp")),
+        interleaving.Side(torch.device("cpu")),
+        3,
     )
     # A warm-up call, a call to measure the duration, then two calls per round; the first two rounds do not count.
     assert calls[:4] == ["bp", "bp", "cpu", "cpu"]

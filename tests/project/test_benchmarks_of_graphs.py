@@ -113,7 +113,7 @@ def watch(opencl: OpenCL, library: ctypes.CDLL) -> Any:
     """Returns a Watch that uses only launches.c: it watches no device of this process."""
     made = object.__new__(launches.Watch)
     made._library = library
-    library.taken_down.restype = ctypes.POINTER(launches._Call)
+    library.recorded_calls.restype = ctypes.POINTER(launches._Call)
     library.watch(1)
     return made
 
@@ -156,7 +156,7 @@ def test_missing_compiler_is_reported_in_the_row(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(graphs.launches.Unavailable, match="no C compiler"):
         graphs.bare_loops(missing, None, None)
     result = graphs.Result("made up", 3, 1, 1, 1, 1, 1, 1, without_loop=str(missing))
-    assert graphs.beside_loops([result]) == {"made up, without a loop in C": "there is no C compiler"}
+    assert graphs.loop_ratios([result]) == {"made up, without a loop in C": "there is no C compiler"}
 
 
 @pytest.mark.slow

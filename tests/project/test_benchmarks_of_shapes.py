@@ -231,12 +231,12 @@ def test_long_text_is_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(generate, "PART", 2)
     here = generate.Pass(torch.zeros(1, 5), [0.0, 1.0, 2.0, 4.0, 6.0, 10.0])
     cpu = generate.Pass(torch.zeros(1, 5), [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
-    told = generate.parts(here, cpu, 5)
-    assert [(part["from"], part["to"], part["device"], part["cpu"]) for part in told] == [
+    found_parts = generate.parts(here, cpu, 5)
+    assert [(part["from"], part["to"], part["device"], part["cpu"]) for part in found_parts] == [
         (0, 2, 1, 2), (2, 4, 0.5, 2), (4, 5, 0.25, 2)
     ]  # fmt: skip
-    assert [part["device_to_first_part"] for part in told] == [1, 0.5, 0.25]
-    assert [part["cpu_to_first_part"] for part in told] == [1, 1, 1]
+    assert [part["device_to_first_part"] for part in found_parts] == [1, 0.5, 0.25]
+    assert [part["cpu_to_first_part"] for part in found_parts] == [1, 1, 1]
 
 
 needs_transformers: Callable[..., Any] = pytest.mark.skipif(

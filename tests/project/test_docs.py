@@ -28,7 +28,7 @@ from torch_backplane.drivers.base import NATIVE_GROUPS
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS, check_routine
 from torch_backplane.drivers.libraries import FAMILIES
 from torch_backplane.kernels import Target, layouts, modelled, reductions
-from torch_backplane.planning.launch import MOST_KERNELS
+from torch_backplane.planning.launch import MAX_KERNELS
 
 PAGES = [paths.ROOT / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
@@ -443,7 +443,7 @@ def test_numbers_match_the_code() -> None:
         ("kernels.md", f"in groups of {cpu.element_group_size}."),
         ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
         ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),
-        ("architecture.md", f"among the {MOST_KERNELS:,} that were used last"),
+        ("architecture.md", f"among the {MAX_KERNELS:,} that were used last"),
     ):
         assert phrase in one_line(page)
     assert len(numbers.DTYPES) == 11  # conformance.md: "in eleven dtypes"

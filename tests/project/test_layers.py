@@ -182,7 +182,7 @@ def test_programs_do_not_import_tools() -> None:
     assert parts & TOOLS == set()
 
 
-MOST_PARAMETERS = 7
+MAX_PARAMETERS = 7
 # Functions with more parameters → the reason.
 MANY_PARAMETERS = {
     "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
@@ -217,6 +217,6 @@ def test_functions_have_few_parameters() -> None:
             given = node.args
             count = len([*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg])
             count -= (given.vararg is None) + (given.kwarg is None)
-            if count > MOST_PARAMETERS:
+            if count > MAX_PARAMETERS:
                 found.add(f"{path.relative_to(package)} {node.name}")
     assert found == set(MANY_PARAMETERS)

@@ -27,7 +27,7 @@ def test_listed_files_folders_and_tests_exist() -> None:
 
 @pytest.mark.parametrize(("required", "status"), [("", 0), ("1", 1)])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--on", "opencl", "accelerator/test_seeds.py"], "NO TEST RUNS ON OPENCL: there is no device"),
         (["project/test_docs.py", "-k", "python_of_kernels"], "without OpenCL: needs an OpenCL device"),
@@ -35,7 +35,7 @@ def test_listed_files_folders_and_tests_exist() -> None:
     ids=["--on opencl", "one test"],
 )
 def test_run_without_opencl_warns_or_fails(
-    options: list[str], said: str, required: str, status: int, tmp_path: Path
+    options: list[str], message: str, required: str, status: int, tmp_path: Path
 ) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options],
@@ -46,6 +46,6 @@ def test_run_without_opencl_warns_or_fails(
         check=False,
     )
     assert finished.returncode == status, finished.stdout + finished.stderr
-    assert said in finished.stdout + finished.stderr
+    assert message in finished.stdout + finished.stderr
     summary = "1 tests have not run, as there is no OpenCL device. REQUIRE_OPENCL=1 makes that a failure."
     assert (summary in finished.stdout) == (status == 0 and options[0] == "project/test_docs.py")

@@ -26,21 +26,21 @@ class Outcome:
     Args:
         results: the results on the CPU.
         strides: the strides of the results; None for results that are not strided tensors.
-        said: the warnings to compare.
+        warned: the warnings to compare.
         error: the type of the raised error, or None.
         text: the first line of the error's message.
     """
 
     results: list[torch.Tensor] = field(default_factory=list)
     strides: list[Any] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
     error: type[BaseException] | None = None
     text: str = ""
 
     def __str__(self) -> str:
         shapes = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in self.results]
         raised = f"{self.error.__name__}: {self.text}" if self.error else "nothing"
-        return f"{shapes} strides {self.strides} warned {self.said} raised {raised}"
+        return f"{shapes} strides {self.strides} warned {self.warned} raised {raised}"
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
@@ -58,7 +58,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ou
         finally:
             torch.set_warn_always(before)
     texts = [str(one.message) for one in record]
-    found.said = sorted({begin for begin in _ABOUT_THE_CALL for text in texts if text.startswith(begin)})
+    found.warned = sorted({begin for begin in _ABOUT_THE_CALL for text in texts if text.startswith(begin)})
     for tensor in tensors(result):
         found.results.append(tensor.detach().cpu().resolve_conj().resolve_neg())
         found.strides.append(tensor.stride() if tensor.layout == torch.strided else None)

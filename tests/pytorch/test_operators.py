@@ -86,7 +86,7 @@ class TestOperatorDatabase(TestCase):
         self, op: Any, dtype: torch.dtype, where: str, found: Outcome, expected: Outcome, *, strides: bool = True
     ) -> None:
         self.assertEqual(found.error, expected.error, f"{where}: {found}, and on the CPU {expected}")
-        self.assertEqual(found.said, expected.said, f"{where}: {found}, and on the CPU {expected}")
+        self.assertEqual(found.warned, expected.warned, f"{where}: {found}, and on the CPU {expected}")
         if strides:
             self.assertEqual(found.strides, expected.strides, f"{where}: {found}, and on the CPU {expected}")
         for one, other in zip(found.results, expected.results, strict=True):

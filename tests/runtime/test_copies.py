@@ -7,30 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from dtypes import ALL_DTYPES
 from torch import Tensor
 
 from torch_backplane import _C
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
 
 
 def sample(dtype: torch.dtype, *size: int) -> Tensor:
@@ -48,7 +28,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 def test_round_trip(dtype: torch.dtype) -> None:
     original = sample(dtype, 3, 4)
     on_bp = original.to("bp")

@@ -18,7 +18,7 @@ import pytest, torch
 from torch_backplane.testing import faults
 faults.prepare()
 x = torch.ones(1000, device="bp")
-def told(call): return pytest.raises(RuntimeError, match=f"injected fault in {call}")
+def injected(call): return pytest.raises(RuntimeError, match=f"injected fault in {call}")
 """
 
 
@@ -35,10 +35,10 @@ for nth in (1, 2, 3):
     faults.fail("copy", nth)
     for _ in range(nth - 1):
         torch.ones(3).to("bp", copy=True)
-    with told("copy"):
+    with injected("copy"):
         torch.ones(3).to("bp", copy=True)
     assert torch.ones(3).to("bp", copy=True).tolist() == [1, 1, 1]
-with faults.fails("synchronize_stream"), told("synchronize_stream"):
+with faults.fails("synchronize_stream"), injected("synchronize_stream"):
     torch.bp.synchronize()
 with faults.fails("synchronize_stream", 1000):
     torch.bp.synchronize()
@@ -55,7 +55,7 @@ with faults.fails("allocate", kind="out of memory"):
     y = torch.ones(1 << 22, device="bp")  # the retry succeeds
 assert faults.failed(reset=True) == 1
 faults.fail("allocate", kind="error")
-with told("allocate"):
+with injected("allocate"):
     torch.ones(1 << 24, device="bp")
 assert torch.ones(1 << 24, device="bp").sum().item() == 1 << 24
 """)

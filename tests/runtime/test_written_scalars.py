@@ -45,7 +45,7 @@ def test_reads_are_accepted() -> None:
 
 
 # These have a device argument, copy between devices, or read the values.
-TAKEN = re.compile(
+EXCLUDED = re.compile(
     r"aten::(\w+_like|new_\w+|_?to_copy|copy|copy_|set_data|resize_as|resize_as_|linspace|logspace)(\.\w+)?$"
 )
 # PyTorch's kernels crash with these generated arguments, on the CPU, too.
@@ -80,7 +80,7 @@ def overloads() -> Iterator[tuple[str, Any]]:
     """PyTorch's overloads that write to a tensor and read another one."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         base, _, overload = name.removeprefix("aten::").partition(".")
-        if not name.startswith("aten::") or name in CRASHING or TAKEN.match(name):
+        if not name.startswith("aten::") or name in CRASHING or EXCLUDED.match(name):
             continue
         op = getattr(getattr(torch.ops.aten, base), overload or "default", None)
         arguments = op._schema.arguments if op is not None else ()
@@ -163,7 +163,7 @@ def test_the_operator_database() -> None:
         name = op.aten_name
         supported = op.supported_dtypes("cpu")
         dtype = next((one for one in (torch.float32, torch.int64, torch.bool) if one in supported), None)
-        if dtype is None or re.match(r"equal$|lu$|sparse|nonzero$", op.name) or TAKEN.match(f"aten::{name}"):
+        if dtype is None or re.match(r"equal$|lu$|sparse|nonzero$", op.name) or EXCLUDED.match(f"aten::{name}"):
             continue  # lu is Python code; the first samples of the others do not support out=
         sample = next(iter(op.sample_inputs("cpu", dtype)), None)
         for form, written, call in attempts(op, sample) if sample is not None else ():

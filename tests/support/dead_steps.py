@@ -16,10 +16,10 @@ class Plan(NamedTuple):
     lines: list[str]  # of steps, and of what is returned
 
 
-def plans_in(told: str) -> list[Plan]:
+def plans_in(plan_text: str) -> list[Plan]:
     """Returns the plans in the output of `plans.explain`."""
     found = []
-    for part in told.split("\n\n"):
+    for part in plan_text.split("\n\n"):
         first, *others = part.splitlines()
         lines = [line.removeprefix("  → ") for line in others if line.startswith("  → ")]
         found.append(Plan(first.rpartition(": ")[0], lines))

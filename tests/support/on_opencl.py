@@ -26,7 +26,7 @@ FILES = {
     "test_benchmarks_of_graphs.py": _REPORTS,
     "test_benchmarks_of_shapes.py": _REPORTS,
     "test_cli.py": _REPORTS,
-    "test_conformance_pool.py": _REPORTS,
+    "test_conformance_worker_pool.py": _REPORTS,
     "test_deferred_results.py": _OWN,
     "test_cuda_programs.py": _OWN,
     "test_device_faults.py": _OWN,

@@ -36,8 +36,8 @@ _LEFT_OUT = (
     *("_segment_reduce.lengths", "_segment_reduce.offsets", "nn.functional.embedding_bag"),
     *("linalg.lstsq", "linalg.lstsq.grad_oriented", "linalg.lu", "lu_unpack"),
 )
-_MOST_ELEMENTS = 20_000  # per tensor of an example
-_MOST_TENSORS = 40
+_MAX_ELEMENTS = 20_000  # per tensor of an example
+_MAX_TENSORS = 40
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -95,7 +95,7 @@ def _is_small(given: Arguments) -> bool:
     leaves = tree_leaves(given)
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     strided = all(one.layout == torch.strided for one in tensors)
-    return strided and 0 < len(tensors) <= _MOST_TENSORS and max(one.numel() for one in tensors) <= _MOST_ELEMENTS
+    return strided and 0 < len(tensors) <= _MAX_TENSORS and max(one.numel() for one in tensors) <= _MAX_ELEMENTS
 
 
 def _calls(info: Any, given: Arguments, chance: random.Random) -> Iterator[tuple[Callable[..., Any], Arguments]]:
@@ -176,7 +176,7 @@ def _resized_alone(given: Arguments, position: int, dim: int, size: int) -> Any:
 
 def _changed_alone(given: Arguments, position: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Changes the tensor at one position."""
-    at = iter(range(_MOST_TENSORS + 1))
+    at = iter(range(_MAX_TENSORS + 1))
     return tree_map_only(torch.Tensor, lambda one: change(one) if next(at) == position else one, given)
 
 
@@ -196,7 +196,7 @@ def spaced(tensor: torch.Tensor) -> torch.Tensor:
     return _as_it_lies(tensor, torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 3))
 
 
-def turned(tensor: torch.Tensor) -> torch.Tensor:
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2:
         return tensor
     return tensor.detach().transpose(0, -1).contiguous().transpose(0, -1)
@@ -210,7 +210,7 @@ def expanded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()[:1].clone().expand(tensor.shape) if tensor.dim() and tensor.shape[0] else tensor
 
 
-LAYOUTS = (shifted, spaced, turned, channels_last, expanded)
+LAYOUTS = (shifted, spaced, transposed, channels_last, expanded)
 
 
 def _placed(given: Any) -> Any:

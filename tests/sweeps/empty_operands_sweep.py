@@ -20,12 +20,12 @@ import sweep_process
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_backplane.conformance import judge, wire
+from torch_backplane.conformance import child_processes, comparison
 from torch_backplane.conformance.calls import _brief
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, _UNINITIALIZED, SEED
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
-from torch_backplane.conformance.sizes import EITHER_ERROR, MOST_ELEMENTS, MOST_TENSORS
+from torch_backplane.conformance.sizes import EITHER_ERROR, MAX_ELEMENTS, MAX_TENSORS
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
@@ -44,8 +44,8 @@ Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 def emptied(given: Arguments) -> Iterator[Arguments]:
     """Yields the arguments with a size set to 0: in all tensors that have the size, and in one tensor."""
     of_sample = tensors(given)
-    if len(of_sample) > MOST_TENSORS or any(
-        one.layout != torch.strided or one.numel() > MOST_ELEMENTS for one in of_sample
+    if len(of_sample) > MAX_TENSORS or any(
+        one.layout != torch.strided or one.numel() > MAX_ELEMENTS for one in of_sample
     ):
         return
     for size in sorted({size for one in of_sample for size in one.shape} - {0}):
@@ -88,7 +88,7 @@ class Sweep:
         for sample in random.sample(examples, min(samples, len(examples))):
             for arguments in emptied((sample.input, tuple(sample.args), dict(sample.kwargs))):
                 calls.setdefault(self._describe(arguments), arguments)
-        answers = wire.in_children(list(calls.values()), lambda call: self._outcome(call, CPU))
+        answers = child_processes.in_children(list(calls.values()), lambda call: self._outcome(call, CPU))
         for (text, call), expected in zip(calls.items(), answers, strict=True):
             if expected is not None:  # otherwise the CPU's process crashed
                 sweep_process.call(text)
@@ -121,7 +121,7 @@ class Sweep:
 
     def _difference(self, expected: tuple[str, str, Any, bool], actual: tuple[str, str, Any, bool]) -> str:
         if not expected[0] and not actual[0]:
-            different = judge.compare(expected[2], actual[2], DEVICE, values=not expected[3])
+            different = comparison.compare(expected[2], actual[2], DEVICE, values=not expected[3])
             return "; ".join(f"{kind}: {words}" for kind, words in different)
         if expected[0] == actual[0] or "not implemented for" in expected[1] or self.op.name in EITHER_ERROR:
             return ""

@@ -84,7 +84,7 @@ def main() -> int:
     raised, unnoticed, wrong = Counter[str](), Counter[str](), []
     for name, count in sorted(calls.items()):
         for nth in range(1, count + 1):
-            said = f"{name} {nth} of {count}"
+            title = f"{name} {nth} of {count}"
             reset()
             try:
                 with faults.fails(name, nth, settings.kind):
@@ -94,21 +94,21 @@ def main() -> int:
             except torch.OutOfMemoryError as error:
                 raised[name] += 1
                 if settings.kind != "out of memory":
-                    wrong.append(f"{said}: {error}")
+                    wrong.append(f"{title}: {error}")
             except RuntimeError as error:
                 raised[name] += 1
                 if settings.kind != "error" or f"injected fault in {name}" not in str(error):
-                    wrong.append(f"{said}: {error}")
+                    wrong.append(f"{title}: {error}")
             reset()
             left = torch.bp.memory_allocated() - used
             if left:
-                wrong.append(f"{said}: {left} bytes are still allocated")
+                wrong.append(f"{title}: {left} bytes are still allocated")
             loss = step()
             far = max(
                 (one.double() - other.double()).abs().max().item() for one, other in zip(state(), expected, strict=True)
             )
             if abs(loss - expected_loss) > 1e-5 or far > 1e-5:
-                wrong.append(f"{said}: the next step has loss {loss}, not {expected_loss}; weights differ by {far}")
+                wrong.append(f"{title}: the next step has loss {loss}, not {expected_loss}; weights differ by {far}")
     report = {
         "device": torch.bp.get_device_name(),
         "calls": dict(calls),

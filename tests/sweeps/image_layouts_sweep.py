@@ -18,10 +18,10 @@ import sweep_process
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_backplane.conformance import judge
+from torch_backplane.conformance import comparison
 from torch_backplane.conformance.calls import _brief
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer, tensors
 
@@ -105,7 +105,7 @@ def sweep(op: Any, samples: int) -> None:
             actual, error = outcome(op, call, DEVICE)
             if error:
                 continue  # an error in values, which a device without memory does not have
-            for kind, message in judge.compare(expected, actual, DEVICE, values=False):
+            for kind, message in comparison.compare(expected, actual, DEVICE, values=False):
                 if kind == "layout":
                     sweep_process.found(f"{text}: {message}")
 

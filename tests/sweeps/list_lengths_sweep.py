@@ -16,9 +16,9 @@ from typing import Any
 import sweep_process
 import torch
 
-from torch_backplane.conformance import Settings, judge, wire
+from torch_backplane.conformance import Settings, child_processes, comparison
 from torch_backplane.conformance.calls import _brief
-from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.forms import Arguments, Form
 from torch_backplane.conformance.forms_check import FormsCheck, is_internal
 from torch_backplane.conformance.settings import OP_DB
@@ -59,7 +59,7 @@ def sweep(op: Any, samples: int) -> None:
     random.seed(0)
     check = FormsCheck(op, dtype, Settings(samples=samples), DEVICE, lambda text: None)
     forms = [form for overload, arguments in check._calls() for form in other_lengths(overload, arguments)]
-    for form, expected in zip(forms, wire.in_children(forms, lambda form: outcome(form, CPU)), strict=True):
+    for form, expected in zip(forms, child_processes.in_children(forms, lambda form: outcome(form, CPU)), strict=True):
         if expected is None:
             continue  # the CPU's process crashed
         given = (f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None)
@@ -74,7 +74,11 @@ def _is_wrong(overload: Any, actual: tuple[str, str], expected: tuple[str, str])
     """Internal operators, which get valid lists from their callers, can have other messages."""
     alike = (actual[0], _without_device(actual[1])) == (expected[0], _without_device(expected[1]))
     if is_internal(overload):
-        return judge.is_broken(actual[1], expected[1]) or actual[0] in ("TypeError", "ValueError", "AssertionError")
+        return comparison.is_broken(actual[1], expected[1]) or actual[0] in (
+            "TypeError",
+            "ValueError",
+            "AssertionError",
+        )
     return not alike and "not implemented for" not in expected[1]
 
 

@@ -22,7 +22,7 @@ import sweep_process
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_backplane.conformance import wire
+from torch_backplane.conformance import child_processes
 
 DEVICE, CPU = torch.device("bp", 0), torch.device("cpu")
 CALL_SECONDS = 60
@@ -149,7 +149,7 @@ def sweep(name: str) -> None:
         print("without", name, missing, file=sys.stderr)
         return
     taken = 0
-    on_cpu = wire.in_children(calls, lambda call: outcome(overload, call, CPU))
+    on_cpu = child_processes.in_children(calls, lambda call: outcome(overload, call, CPU))
     for call, expected in zip(calls, on_cpu, strict=True):
         if expected is None:
             continue  # the CPU's process crashed

@@ -14,9 +14,9 @@ from typing import Any
 import sweep_process
 import torch
 
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.check import SEED
 from torch_backplane.conformance.cuda_dtypes import Converted
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer, tensors
 

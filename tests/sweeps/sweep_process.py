@@ -42,7 +42,7 @@ def over_database(description: str | None, sweep: Callable[[Any, int], None], sa
     """Runs `sweep(operator, samples)` for each entry of PyTorch's operator database that the command line names."""
     import torch
 
-    from torch_backplane.conformance.catalogue import load
+    from torch_backplane.conformance.database import load
     from torch_backplane.conformance.settings import OP_DB
 
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
@@ -83,14 +83,14 @@ def findings(
             timeout=seconds,
             check=False,
         )
-        said = [line.partition(" ")[::2] for line in run.stdout.splitlines()]
-        all_found += [text for kind, text in said if kind == "found"]
-        begun = [text for kind, text in said if kind == "entry"]
+        messages = [line.partition(" ")[::2] for line in run.stdout.splitlines()]
+        all_found += [text for kind, text in messages if kind == "found"]
+        begun = [text for kind, text in messages if kind == "entry"]
         if run.returncode > 0 or not begun:
             raise RuntimeError(f"{script} exited with status {run.returncode}:\n{run.stderr[-3000:]}")
         if run.returncode == 0:
             break
-        last = next(text for kind, text in reversed(said) if kind in ("call", "entry"))
+        last = next(text for kind, text in reversed(messages) if kind in ("call", "entry"))
         all_found.append(f"{last}: the process died of {signal.Signals(-run.returncode).name}")
         left = left[left.index(begun[-1]) + 1 :]
     return all_found

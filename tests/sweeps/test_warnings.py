@@ -31,7 +31,7 @@ def test_warnings_match_cpu(tmp_path: Path) -> None:
     assert sweep_process.findings("warnings_sweep.py", names, settings, "--samples", "4") == []
 
 
-def heard(function: Callable[[], object]) -> list[str]:
+def warnings_of(function: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function()
@@ -70,5 +70,5 @@ def test_warnings_are_issued_at_every_call(name: str) -> None:
     words, call = CALLS[name]
     call()  # a fallback may warn once
     for _ in range(3):
-        (one,) = heard(call)
+        (one,) = warnings_of(call)
         assert one.startswith(words)

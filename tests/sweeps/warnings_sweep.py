@@ -19,8 +19,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_backplane.conformance.calls import _brief
-from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.transfer import Transfer, tensors
 
@@ -38,7 +38,7 @@ OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def said(function: Callable[..., Any], call: Arguments, device: torch.device) -> list[str] | None:
+def warnings_of(function: Callable[..., Any], call: Arguments, device: torch.device) -> list[str] | None:
     """Returns the messages of the warnings of one call, or None if it raises."""
     torch.manual_seed(SEED)
     transfer = Transfer(device)
@@ -48,7 +48,7 @@ def said(function: Callable[..., Any], call: Arguments, device: torch.device) ->
             given, rest = transfer(call[0]), transfer(call[1:])
         except NotImplementedError:  # of sparse tensors
             return None
-    with torch.no_grad(), warnings.catch_warnings(record=True) as heard:
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             function(given, *rest[0], **rest[1])
@@ -56,7 +56,7 @@ def said(function: Callable[..., Any], call: Arguments, device: torch.device) ->
                 torch.accelerator.synchronize(device)
         except Exception:
             return None
-    return sorted(re.sub(r"\n.*| \(Triggered internally.*", "", str(one.message)) for one in heard)
+    return sorted(re.sub(r"\n.*| \(Triggered internally.*", "", str(one.message)) for one in caught)
 
 
 def forms(op: Any, given: Arguments) -> Iterator[tuple[str, Callable[..., Any], Arguments]]:
@@ -95,15 +95,15 @@ def sweep(op: Any, samples: int) -> None:
         examples = list(op.sample_inputs("cpu", dtype))
     for sample in random.sample(examples, min(samples, len(examples))):
         for name, function, call in forms(op, (sample.input, tuple(sample.args), dict(sample.kwargs))):
-            said(function, call, CPU)  # issues the warnings that come once per process
-            expected = said(function, call, CPU)
+            warnings_of(function, call, CPU)  # issues the warnings that come once per process
+            expected = warnings_of(function, call, CPU)
             if expected is None:
                 continue
             words = [_brief(value) for value in (call[0], *call[1])]
             words += [f"{key}={_brief(value)}" for key, value in call[2].items()]
             text = f"{op.full_name}({', '.join(words)}), {name}"
             sweep_process.call(text)
-            found = [said(function, call, DEVICE) for _ in range(3)]
+            found = [warnings_of(function, call, DEVICE) for _ in range(3)]
             if None in found:
                 continue  # other tests check errors
             found[0] = [one for one in found[0] or [] if "bp" not in one]  # a fallback warns once

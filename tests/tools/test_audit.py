@@ -101,7 +101,7 @@ def test_copy_has_minimal_traffic() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i];", MATRIX, len(MATRIX), len(MATRIX), 64)
     assert result == MATRIX
     assert (one.groups, one.group, one.sampled, one.chain) == (1024, 64, 16, 2)
-    assert one.sectors == one.least_sectors
+    assert one.sectors == one.min_sectors
     assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
     assert one.accesses == pytest.approx(2 * len(MATRIX))
     assert (one.local_bytes, one.barriers, one.local_accesses) == (0, 0, 0)
@@ -114,7 +114,7 @@ def test_vectorized_copy_uses_16_byte_accesses() -> None:
     one, result = launched(f"{INDEX} {load} {store}", MATRIX, len(MATRIX), len(MATRIX) // 4, 64)
     assert result == MATRIX
     assert one.chain == 2
-    assert one.sectors == one.least_sectors
+    assert one.sectors == one.min_sectors
     assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
 
 
@@ -122,7 +122,7 @@ def test_strided_read_moves_one_sector_per_element() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i * 8];", MATRIX, len(MATRIX) // 8, len(MATRIX) // 8, 64)
     assert result == MATRIX[::8]
     # A warp's reads touch 32 sectors and its writes 4. At least 4 and 4 are needed.
-    assert one.sectors / one.least_sectors == pytest.approx(36 / 8)
+    assert one.sectors / one.min_sectors == pytest.approx(36 / 8)
     assert moved(one, NVIDIA) == pytest.approx(32 * len(result) + 4 * len(result))
 
 
@@ -130,7 +130,7 @@ def test_transposed_copy_reads_eight_times_the_bytes() -> None:
     body = f"{INDEX} out[i] = in[i % width * width + i / width];"
     one, result = launched(body, MATRIX, len(MATRIX), len(MATRIX), 64, SIDE)
     assert result == TRANSPOSED
-    assert one.sectors / one.least_sectors == pytest.approx((8 + 1) / 2)
+    assert one.sectors / one.min_sectors == pytest.approx((8 + 1) / 2)
     large = read_target("arm-mali-g610")  # its cache holds only a few of these matrices
     read, written = sorted(each.bytes for each in one.operands)[::-1]
     assert read == pytest.approx(8 * 4 * len(MATRIX))
@@ -150,9 +150,9 @@ def tiled(padding: int) -> str:
 def test_tiled_transposed_copy_has_minimal_traffic(padding: int, turns: float) -> None:
     one, result = launched(tiled(padding), MATRIX, len(MATRIX), SIDE * SIDE // 4, 256, SIDE)
     assert result == TRANSPOSED
-    assert one.sectors == one.least_sectors
+    assert one.sectors == one.min_sectors
     assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
-    assert one.local_turns / one.least_local_turns == pytest.approx(turns)  # without padding, 32 rows share a bank
+    assert one.local_turns / one.min_local_turns == pytest.approx(turns)  # without padding, 32 rows share a bank
     assert (one.barriers, one.divergent, one.local_bytes) == (1, 0, 4 * 32 * (32 + padding))
     assert one.chain == 16  # 4 elements, each read and written in device memory and in the tile
 
@@ -183,7 +183,7 @@ def test_chain_of_a_tree_reduction() -> None:
     assert one.barriers == 9
     assert one.chain_global == 2
     assert one.chain == 2 + 3 * 8 + 2  # two reads and a write in each of 8 steps; and one write and one read
-    assert one.local_turns == one.least_local_turns
+    assert one.local_turns == one.min_local_turns
 
 
 SHUFFLED = """LOCAL float part[8];
@@ -230,7 +230,7 @@ def test_passes_over_long_rows_are_counted_completely() -> None:
     one, result = launched(body, row, len(row), 64, 64)
     assert sum(result) == 0
     assert one.chain_global == 3 * len(row) // 64
-    assert one.sectors / one.least_sectors == pytest.approx(1)
+    assert one.sectors / one.min_sectors == pytest.approx(1)
     assert sum(each.bytes for each in one.operands) == pytest.approx(3 * 4 * len(row), rel=0.01)
     assert [each.extent for each in one.operands] == [4 * len(row)] * 2
 
@@ -286,18 +286,18 @@ def test_operators_are_within_their_bounds(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))
     assert done.exit_code == 0, done.stdout + done.stderr
-    said = json.loads(file.read_text(encoding="utf-8"))
-    assert said["ok"]
-    assert (said["wrong"], said["unknown"]) == ([], [])
-    assert {one["family"] for one in said["results"]} == set(FAMILIES)
-    assert len(said["results"]) == said["cases"] * len(SHIPPED)
-    assert said["targets"] == [read_target(one).name for one in SHIPPED]
-    of_add = next(one for one in said["results"] if one["case"] == "add")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert content["ok"]
+    assert (content["wrong"], content["unknown"]) == ([], [])
+    assert {one["family"] for one in content["results"]} == set(FAMILIES)
+    assert len(content["results"]) == content["cases"] * len(SHIPPED)
+    assert content["targets"] == [read_target(one).name for one in SHIPPED]
+    of_add = next(one for one in content["results"] if one["case"] == "add")
     assert of_add["operators"] == ["add"]
-    assert of_add["figures"]["least_bytes"] == 3 << 20
+    assert of_add["figures"]["min_bytes"] == 3 << 20
     assert of_add["figures"]["traffic"] == pytest.approx(1)
-    of_step = next(one for one in said["results"] if one["case"].startswith("step of"))
-    assert of_step["figures"]["least_bytes"] == (12 << 18) + 2 * 3 * 4096  # both results are written but not read
+    of_step = next(one for one in content["results"] if one["case"].startswith("step of"))
+    assert of_step["figures"]["min_bytes"] == (12 << 18) + 2 * 3 * 4096  # both results are written but not read
     page = (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert "| softmax of rows | 1 |" in page
 
@@ -310,8 +310,8 @@ def test_exceeded_bounds_are_reported_and_fail() -> None:
 
 def result_of(**figures: float) -> dict[str, Any]:
     plain = {"fill": 1.0, "chain": 2, "traffic": 1.0, "divergent": 0}
-    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20}
-    return said | {"figures": plain | figures, "wrong": "", "fallbacks": []}
+    content = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20}
+    return content | {"figures": plain | figures, "wrong": "", "fallbacks": []}
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_each_bound_is_checked(measure: str, figures: dict[str, float]) -> None:
     assert beyond(result_of(chain=4 * 4096, traffic=1.25)) == []
     (finding,) = beyond(result_of(**figures))
     assert finding.measure == measure
-    said = summary([result_of(**figures)], ["t"], 64 << 20)
-    assert not said["ok"]
-    assert said["unknown"][0].startswith(f"x (t): {measure} ")
+    content = summary([result_of(**figures)], ["t"], 64 << 20)
+    assert not content["ok"]
+    assert content["unknown"][0].startswith(f"x (t): {measure} ")
 
 
 def test_known_findings_name_existing_cases_and_measures() -> None:
@@ -374,10 +374,10 @@ def test_list_prints_cases_without_running_them() -> None:
 
 
 def absurd(folder: Path, change: Any) -> str:
-    said = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
-    change(said)
+    content = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
+    change(content)
     file = folder / "mine.json"
-    file.write_text(json.dumps(said), encoding="utf-8")
+    file.write_text(json.dumps(content), encoding="utf-8")
     return str(file)
 
 
@@ -404,10 +404,10 @@ def test_invalid_options_are_rejected(options: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said["figures"].pop("compute_units"), "figures lacks compute_units"),
-        (lambda said: said["figures"].update(subgroup_size=33), "Target.subgroup_size is 33"),
-        (lambda said: said.pop("bytes_per_second"), "bytes_per_second is None"),
-        (lambda said: said["figures"].update(simt=False), "is no GPU"),
+        (lambda content: content["figures"].pop("compute_units"), "figures lacks compute_units"),
+        (lambda content: content["figures"].update(subgroup_size=33), "Target.subgroup_size is 33"),
+        (lambda content: content.pop("bytes_per_second"), "bytes_per_second is None"),
+        (lambda content: content["figures"].update(simt=False), "is no GPU"),
     ],
 )
 def test_invalid_targets_are_rejected(change: Any, message: str, tmp_path: Path) -> None:

@@ -211,8 +211,8 @@ def test_numbers_uses_the_given_dtypes() -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 
-    def calls(told: str) -> int:
-        (count,) = re.findall(r"^(\d+) calls of", told, re.MULTILINE)
+    def calls(printed: str) -> int:
+        (count,) = re.findall(r"^(\d+) calls of", printed, re.MULTILINE)
         return int(count)
 
     of_one, _ = run("--dtypes", "float32")

@@ -10,9 +10,9 @@ from conformance_faulty_ops import FAULTS, info, rubbish_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_backplane.conformance import EntryResult, Report, Settings
-from torch_backplane.conformance.catalogue import entries, load, named_dtype
 from torch_backplane.conformance.check import check_entry, is_refusal
-from torch_backplane.conformance.judge import against_float64, same_values, tolerances
+from torch_backplane.conformance.comparison import against_float64, same_values, tolerances
+from torch_backplane.conformance.database import entries, load, named_dtype
 from torch_backplane.conformance.report import KINDS, Finding, group_findings
 from torch_backplane.conformance.steps import carried
 from torch_backplane.conformance.transfer import Transfer, noncontiguous
@@ -64,8 +64,8 @@ def test_chain_is_accepted_only_if_each_step_is_accurate(times: float) -> None:
         with mode:
             return double(there) / 3 + 0.1
 
-    said = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
-    assert said == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
+    steps_message = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
+    assert steps_message == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
 
 
 def test_gradients_are_compared_only_on_request() -> None:
@@ -335,7 +335,7 @@ def test_report_survives_json() -> None:
     assert set(data) == {"schema", "settings", "environment", "seconds", "totals", "fallbacks", "entries"}
     assert set(data["entries"][0]) == {
         "status", "op", "dtype", "seconds", "samples", "compared", "both_raised", "findings", "fallbacks",
-        "launches", "accesses",
+        "libraries", "launches", "accesses",
     }  # fmt: skip
     back = [EntryResult.from_json(entry) for entry in data["entries"]]
     assert back == sample_report().results

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_backplane.conformance import EntryResult, Settings, forms_check, meant
-from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance import EntryResult, Settings, accepted, forms_check
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.forms import Form
 from torch_backplane.conformance.forms_check import check_forms
 from torch_backplane.conformance.settings import OP_DB
@@ -152,9 +152,9 @@ def test_accepted_differences_of_forms_are_not_failures(ops: dict[str, Any], mon
         return result + 1 if changed else result
 
     monkeypatch.setattr(Form, "__call__", wrong)
-    known = meant.Meant(r"neg_?", ("values",), "for this test", calls="self longer")
-    for table, kind, passes in (((known,), "meant", True), ((known._replace(calls="self"),), "values", False)):
-        monkeypatch.setattr(meant, "FORMS", table)
+    known = accepted.Accepted(r"neg_?", ("values",), "for this test", calls="self longer")
+    for table, kind, passes in (((known,), "accepted", True), ((known._replace(calls="self"),), "values", False)):
+        monkeypatch.setattr(accepted, "FORMS", table)
         forms_check._seen.clear()
         result = check(ops["neg"], BP)
         assert {finding.kind for finding in result.findings} == {kind}

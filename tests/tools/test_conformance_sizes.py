@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torch_backplane.conformance import EntryResult, Settings
-from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import OP_DB
 from torch_backplane.conformance.sizes import check_sizes, misfits
 
@@ -85,12 +85,12 @@ def test_wrong_error_type_is_found() -> None:
 
 
 def test_calls_that_crash_on_the_cpu_are_skipped() -> None:
-    def deadly(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def crashing(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.device == CPU and x.shape != y.shape:
             os.kill(os.getpid(), signal.SIGKILL)
         return x.new_zeros(2)
 
-    result = check(Operator(deadly), BP)
+    result = check(Operator(crashing), BP)
     assert result.findings == []
     assert (result.compared, result.both_raised) == (0, 8)
 

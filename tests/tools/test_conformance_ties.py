@@ -59,10 +59,10 @@ def test_indices_of_argsort() -> None:
 
 def test_operators_with_unspecified_order_of_equal_elements() -> None:
     for name in ("sort", "argsort", "msort"):
-        assert ties.leaves_open(name, (), {})
-    assert ties.leaves_open("sort", (), {"stable": False})
-    assert not ties.leaves_open("sort", (), {"stable": True})
-    assert not ties.leaves_open("argmax", (), {})
+        assert ties.has_ties(name, (), {})
+    assert ties.has_ties("sort", (), {"stable": False})
+    assert not ties.has_ties("sort", (), {"stable": True})
+    assert not ties.has_ties("argmax", (), {})
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,6 @@ def test_oclgrind_and_the_sanitizer_agree(name: str, tmp_path: Path) -> None:
     expected, body, results = SAMPLE[name]
     text = kernel(body)
     found = {one.kind for one in ours.launched(text, VALUES, results, 32)[0]}
-    said = oclgrind(text, results, tmp_path / "log")
+    message = oclgrind(text, results, tmp_path / "log")
     assert found == ({expected} if expected else set())
-    assert {kind for kind, words in WORDS.items() if re.search(words, said)} == found, said[:2000]
+    assert {kind for kind, words in WORDS.items() if re.search(words, message)} == found, message[:2000]

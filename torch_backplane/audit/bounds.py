@@ -20,7 +20,7 @@ class Family:
         traffic: maximum of bytes moved relative to the minimum; None: not bounded.
         only_samples: whether only the sampled groups compute at full size, because accesses do not depend on data.
         samples_inputs: whether this also holds while the inputs are made, because no address depends on their values.
-        most_bytes: maximum size of an operand.
+        max_bytes: maximum size of an operand.
         random: whether results are random, so that they cannot be compared.
         bounded: whether fill and chain are bounded.
     """
@@ -28,21 +28,21 @@ class Family:
     traffic: float | None = None
     only_samples: bool = True
     samples_inputs: bool = False
-    most_bytes: int = 1 << 40
+    max_bytes: int = 1 << 40
     random: bool = False
     bounded: bool = True
 
 
 FAMILIES = {
     "pointwise": Family(traffic=1.25, samples_inputs=True),
-    "formulas": Family(traffic=1.25, most_bytes=8 << 20),
+    "formulas": Family(traffic=1.25, max_bytes=8 << 20),
     "copies": Family(traffic=1.25, samples_inputs=True),
     "reductions": Family(traffic=1.25, samples_inputs=True),
     "scans": Family(traffic=2.0, samples_inputs=True),
     "rows": Family(traffic=1.25),
-    "sorting": Family(only_samples=False, most_bytes=2 << 20),
-    "compaction": Family(only_samples=False, most_bytes=8 << 20),
-    "indexing": Family(only_samples=False, most_bytes=8 << 20),
+    "sorting": Family(only_samples=False, max_bytes=2 << 20),
+    "compaction": Family(only_samples=False, max_bytes=8 << 20),
+    "indexing": Family(only_samples=False, max_bytes=8 << 20),
     "images": Family(),
     "products": Family(samples_inputs=True),
     "transforms": Family(samples_inputs=True),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torch_backplane.audit.model import LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
+from torch_backplane.audit.model import LOCAL_BANKS, MAX_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
 from torch_backplane.drivers import DeviceProperties
 from torch_backplane.drivers.base import ALL_DTYPES, FLOAT64_DTYPES
 from torch_backplane.interpreter.cuda_cpp import CudaCpp
@@ -26,7 +26,7 @@ LANGUAGE = CudaCpp()
 
 class _Settings(ctypes.Structure):
     _fields_: ClassVar = integers(
-        "subgroup", "sector", "cache_sectors", "banks", "samples", "most_records", "counts", "computes"
+        "subgroup", "sector", "cache_sectors", "banks", "samples", "max_records", "counts", "computes"
     )
 
 
@@ -37,8 +37,8 @@ class _Operand(ctypes.Structure):
 # Fields of a launch that are copied from observer.h's summary.
 _COUNTS = ("group", "groups", "sampled", "chain", "chain_global", "barriers", "divergent")
 _SUMS = (
-    *("accesses", "local_accesses", "requests", "sectors", "least_sectors"),
-    *("local_turns", "least_local_turns"),
+    *("accesses", "local_accesses", "requests", "sectors", "min_sectors"),
+    *("local_turns", "min_local_turns"),
 )
 
 
@@ -78,8 +78,8 @@ class Launch:
             for; chain_global is the number of these to device memory.
         divergent: groups with a barrier that some work items do not reach.
         requests: accesses of warps to device memory.
-        sectors, least_sectors: sectors that these access, and the minimum for the same bytes.
-        local_turns, least_local_turns: cycles of local memory for accesses of warps, and the minimum without bank
+        sectors, min_sectors: sectors that these access, and the minimum for the same bytes.
+        local_turns, min_local_turns: cycles of local memory for accesses of warps, and the minimum without bank
             conflicts.
     """
 
@@ -96,9 +96,9 @@ class Launch:
     local_accesses: float = 0
     requests: float = 0
     sectors: float = 0
-    least_sectors: float = 0
+    min_sectors: float = 0
     local_turns: float = 0
-    least_local_turns: float = 0
+    min_local_turns: float = 0
     operands: tuple[Operand, ...] = ()
     bytes: int = 0
 
@@ -154,7 +154,7 @@ class AuditDevice(InterpreterDevice):
             cache_sectors=cache_bytes(target) // SECTOR_BYTES,
             banks=LOCAL_BANKS,
             samples=SAMPLED_GROUPS,
-            most_records=MOST_RECORDS,
+            max_records=MAX_RECORDS,
             counts=counts,
             computes=(ALL, SAMPLES, NONE).index(computes),
         )

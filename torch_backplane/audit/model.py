@@ -37,7 +37,7 @@ LAUNCH_SECONDS = 5e-6
 SMALL_LAUNCH = 0.05
 
 SAMPLED_GROUPS = 16
-MOST_RECORDS = 1 << 19  # accesses recorded per sampled group; the others are extrapolated from these
+MAX_RECORDS = 1 << 19  # accesses recorded per sampled group; the others are extrapolated from these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Figures:
     fill: float
     chain: int
     bytes: float
-    least_bytes: float
+    min_bytes: float
     traffic: float
     coalescing: float
     local_bytes: int
@@ -134,13 +134,13 @@ def fill_of_planned(launches: Sequence[Launch], planned: Sequence[Launch], model
     return min((fill(one, modelled) for one in chosen), default=1.0)
 
 
-def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) -> Figures:
+def figures(launches: Sequence[Launch], modelled: Modelled, min_bytes: float) -> Figures:
     """Compute the figures of an operator.
 
     Args:
         launches: the operator's launches.
         modelled: the target.
-        least_bytes: bytes of its operands and results, the minimum to move.
+        min_bytes: bytes of its operands and results, the minimum to move.
 
     Raises:
         ValueError: there are no launches.
@@ -151,8 +151,8 @@ def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) 
     total = sum(bytes_)
     large = _large(launches, modelled)
     main = max(zip(bytes_, range(len(launches)), strict=True))[1]
-    sectors, least_sectors = sum(one.sectors for one in launches), sum(one.least_sectors for one in launches)
-    turns, least_turns = sum(one.local_turns for one in launches), sum(one.least_local_turns for one in launches)
+    sectors, min_sectors = sum(one.sectors for one in launches), sum(one.min_sectors for one in launches)
+    turns, min_turns = sum(one.local_turns for one in launches), sum(one.min_local_turns for one in launches)
     return Figures(
         launches=len(launches),
         groups=launches[main].groups,
@@ -160,14 +160,14 @@ def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) 
         fill=min((fill(one, modelled) for one in large), default=1.0),
         chain=max(one.chain for one in launches),
         bytes=total,
-        least_bytes=least_bytes,
-        traffic=total / least_bytes if least_bytes else 1.0,
-        coalescing=sectors / least_sectors if least_sectors else 1.0,
+        min_bytes=min_bytes,
+        traffic=total / min_bytes if min_bytes else 1.0,
+        coalescing=sectors / min_sectors if min_sectors else 1.0,
         local_bytes=max(one.local_bytes for one in launches),
         barriers=max(one.barriers for one in launches),
         divergent=sum(one.divergent for one in launches),
-        conflicts=turns / least_turns if least_turns else 1.0,
+        conflicts=turns / min_turns if min_turns else 1.0,
         seconds=sum(seconds(one, modelled) for one in launches),
-        ideal_seconds=LAUNCH_SECONDS + least_bytes / modelled.bytes_per_second,
+        ideal_seconds=LAUNCH_SECONDS + min_bytes / modelled.bytes_per_second,
         kernels=tuple(dict.fromkeys(one.kernel for one in launches)),
     )

@@ -464,7 +464,7 @@ case("products", "attention of one query and 16,384 keys", _one_query)
 # Fourier transforms of n / 2 complex numbers: in local memory, in several passes, and of a prime length by convolution
 
 
-def _turned(length: int) -> Make:
+def _transposed(length: int) -> Make:
     def make(device: torch.device, n: int) -> Body:
         x = torch.view_as_complex(rand(device, max(1, n // 2 // length), length, 2))
         return lambda: torch.fft.fft(x)
@@ -472,9 +472,9 @@ def _turned(length: int) -> Make:
     return make
 
 
-case("transforms", "Fourier transform of rows of 1,024", _turned(1024))
-case("transforms", "Fourier transform of rows of 30,030", _turned(30030))
-case("transforms", "Fourier transform of rows of 1,009", _turned(1009))
+case("transforms", "Fourier transform of rows of 1,024", _transposed(1024))
+case("transforms", "Fourier transform of rows of 30,030", _transposed(30030))
+case("transforms", "Fourier transform of rows of 1,009", _transposed(1009))
 case("transforms", "Fourier transform of real rows of 1,000", on(lambda n: (n // 1000, 1000), torch.fft.rfft))
 case("transforms", "Fourier transform of images of 64 × 64", on(lambda n: (n // 4096, 64, 64), torch.fft.rfft2))
 

@@ -16,7 +16,7 @@ namespace {
 
 // --- interface to Python: driver.py declares the same structures -----------------------------------------------------
 
-constexpr int kMostOperands = 64;
+constexpr int kMaxOperands = 64;
 
 struct Settings {
   uint64_t subgroup;       // work items of a warp
@@ -24,7 +24,7 @@ struct Settings {
   uint64_t cache_sectors;  // sectors in the cache of a group
   uint64_t banks;          // of local memory, 4 bytes wide
   uint64_t samples;        // number of sampled groups of a launch
-  uint64_t most_records;   // maximum number of accesses recorded per sampled group
+  uint64_t max_records;   // maximum number of accesses recorded per sampled group
   uint64_t counts;         // whether anything is counted; if not, launches only compute
   uint64_t computes;       // groups that run: all (0), sampled ones (1), none (2)
 };
@@ -50,11 +50,11 @@ struct Summary {
   double local_accesses;
   double requests;       // accesses of warps to device memory
   double sectors;        // accessed by these requests
-  double least_sectors;  // minimum for the same bytes
+  double min_sectors;  // minimum for the same bytes
   double local_turns;    // cycles of local memory for the accesses of warps
-  double least_local_turns;  // minimum without bank conflicts
+  double min_local_turns;  // minimum without bank conflicts
   uint64_t operands;
-  Operand operand[kMostOperands];
+  Operand operand[kMaxOperands];
 };
 
 // --- state: one launch at a time -----------------------------------------------------------------------------------
@@ -78,10 +78,10 @@ uint64_t item_global = 0, item_local = 0;  // accesses of the item since it last
 uint64_t phase = 0;                        // of the group: number of barriers that it passed
 bool recording = false;
 uint64_t group_accesses = 0, group_local = 0;  // all accesses of a sampled group, recorded or not
-Operand operands[kMostOperands];               // of the launch
+Operand operands[kMaxOperands];               // of the launch
 uint64_t touched = 0;                          // bit mask of the operands that the group accessed
 std::vector<uint64_t> phase_accesses[2];       // all accesses by phase: to device memory, to local memory
-uint64_t most_global = 0, most_local = 0;      // maximum numbers of accesses recorded per item in a phase
+uint64_t max_global = 0, max_local = 0;      // maximum numbers of accesses recorded per item in a phase
 uint64_t recorded[2] = {0, 0};                 // accesses recorded in the group: to device memory, to local memory
 bool diverged = false;
 
@@ -119,12 +119,12 @@ inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) 
   touched |= uint64_t{1} << known;
 }
 
-constexpr uint64_t kMostBytes = 16;  // moved by one instruction
+constexpr uint64_t kMaxBytes = 16;  // moved by one instruction
 
 template <Access access>
 inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
-  for (; size > kMostBytes; address += kMostBytes, size -= kMostBytes) {
-    touch<access>(address, kMostBytes, instruction);
+  for (; size > kMaxBytes; address += kMaxBytes, size -= kMaxBytes) {
+    touch<access>(address, kMaxBytes, instruction);
   }
   const bool local = address - launch.kernel->local_begin < launch.kernel->local_end - launch.kernel->local_begin;
   if (!local && !in_arena(address)) {
@@ -141,7 +141,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
       note_operand(address, size, instruction);
     }
     // Records the same number of accesses for each item in a phase, so that the accesses of a warp are complete.
-    if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
+    if ((local ? item_local <= max_local : item_global <= max_global) && records.size() < 4 * settings.max_records) {
       ++recorded[local];
       records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
                          static_cast<uint8_t>(size), local});
@@ -153,9 +153,9 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
 
 // Each phase gets a quarter of the remaining budget of records, since the number of phases is unknown.
 void phase_begins() {
-  const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
-  most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / launch.group_items);
-  most_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / launch.group_items;
+  const uint64_t budget[2] = {settings.max_records * 3 / 4, settings.max_records / 4};
+  max_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / launch.group_items);
+  max_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / launch.group_items;
   of_phase = {};
 }
 
@@ -289,7 +289,7 @@ void look_at_records(double weight) {
     if (records[begin].local) {
       double least = 0;
       summary.local_turns += weight * turns_of_banks(wanted, &least);
-      summary.least_local_turns += weight * least;
+      summary.min_local_turns += weight * least;
       continue;
     }
     sectors.clear();
@@ -306,7 +306,7 @@ void look_at_records(double weight) {
     sectors.erase(std::unique(sectors.begin(), sectors.end()), sectors.end());
     summary.requests += weight;
     summary.sectors += weight * static_cast<double>(sectors.size());
-    summary.least_sectors += weight * static_cast<double>((bytes + settings.sector - 1) / settings.sector);
+    summary.min_sectors += weight * static_cast<double>((bytes + settings.sector - 1) / settings.sector);
     for (const uint64_t one : sectors) {
       events.push_back({time, one, weight});
     }
@@ -364,7 +364,7 @@ void look_at(uint64_t number, double weight) {
   recording = true;
   compute(number);
   recording = false;
-  for (int i = 0; i < kMostOperands; ++i) {
+  for (int i = 0; i < kMaxOperands; ++i) {
     operands[i].samples += touched >> i & 1;
   }
   look_at_records(weight);
@@ -373,7 +373,7 @@ void look_at(uint64_t number, double weight) {
 Operands operands_of(const Argument* given, uint64_t count) {
   Operands found;
   for (uint64_t i = 0; i < count; ++i) {
-    if (given[i].bytes == 0 && found.size() < kMostOperands) {
+    if (given[i].bytes == 0 && found.size() < kMaxOperands) {
       const uint64_t memory = reinterpret_cast<uint64_t>(given[i].memory);
       found.emplace_back(memory != 0 ? memory + given[i].offset : 0, static_cast<int>(found.size()));
     }

@@ -50,23 +50,23 @@ def run(
             (metadata / name).write_text(text, encoding="utf-8")
         while left:
             last = ""
-            for said in _worker(site, {"targets": list(targets), "titles": left, "bytes": nbytes}):
-                if "begins" in said:
-                    last = said["begins"]
+            for message in _worker(site, {"targets": list(targets), "titles": left, "bytes": nbytes}):
+                if "begins" in message:
+                    last = message["begins"]
                     left = left[left.index(last) + 1 :]
                     on_case(last)
-                elif "ended" in said:
+                elif "ended" in message:
                     if not last:
-                        raise AuditError(said["ended"])
+                        raise AuditError(message["ended"])
                     yield {
                         "case": last,
                         "target": "",
-                        "wrong": f"the process ended: {said['ended']}",
+                        "wrong": f"the process ended: {message['ended']}",
                         "figures": None,
                         "fallbacks": [],
                     }
                 else:
-                    yield said
+                    yield message
 
 
 def _worker(site: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ class Measurement:
     """The launches of a case on a device, the minimum bytes to move, and the ATen operators that were called."""
 
     launches: list[Launch]
-    least_bytes: int
+    min_bytes: int
     operators: list[str]
 
 
@@ -87,37 +87,37 @@ def results(case: Workload, place: torch.device, elements: int) -> list[torch.Te
 def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], nbytes: int) -> list[dict[str, Any]]:
     """Run a case on all targets, and return one result per target."""
     family = FAMILIES[case.family]
-    size = min(nbytes, family.most_bytes)
+    size = min(nbytes, family.max_bytes)
     elements, checked = size // 4, min(size, CHECKED_BYTES) // 4
     torch.manual_seed(0)
     expected = results(case, torch.device("cpu"), checked)
     found = []
     for place, device in zip(places, devices, strict=True):
         start = time.perf_counter()
-        said: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
-        said |= {"target": device.properties.name, "figures": None, "launches": [], "operators": [], "fallbacks": []}
+        record: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
+        record |= {"target": device.properties.name, "figures": None, "launches": [], "operators": [], "fallbacks": []}
         try:
             _C.reset_fallback_counts()
             device.set(counts=False)
-            said["wrong"] = compare(case, place, expected, checked)
+            record["wrong"] = compare(case, place, expected, checked)
             measured = measure(case, place, device, elements, SAMPLES if family.only_samples else ALL)
-            said["operators"] = measured.operators
-            said["fallbacks"] = sorted(_C.fallback_counts())
-            if said["fallbacks"] and not measured.launches:
+            record["operators"] = measured.operators
+            record["fallbacks"] = sorted(_C.fallback_counts())
+            if record["fallbacks"] and not measured.launches:
                 continue
-            made = figures(measured.launches, device.modelled, measured.least_bytes)
+            made = figures(measured.launches, device.modelled, measured.min_bytes)
             if made.fill < 1 and size < nbytes:
                 planned = measure(case, place, device, nbytes // 4, NONE).launches
                 made = replace(made, fill=fill_of_planned(measured.launches, planned, device.modelled))
-            said["figures"] = asdict(made)
-            said["launches"] = [asdict(one) for one in measured.launches]
+            record["figures"] = asdict(made)
+            record["launches"] = [asdict(one) for one in measured.launches]
         except Exception as error:
-            said["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            record["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             device.set(counts=False)
             torch.get_device_module("bp").empty_cache()
-            said["took"] = time.perf_counter() - start
-            found.append(said)
+            record["took"] = time.perf_counter() - start
+            found.append(record)
     return found
 
 

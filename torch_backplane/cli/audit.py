@@ -70,13 +70,13 @@ def audit(
         fail(f"the audit could not start: {error}")
     from torch_backplane.audit import report
 
-    said = report.summary(results, [one.name for one in modelled], nbytes)
+    summary = report.summary(results, [one.name for one in modelled], nbytes)
     if json_file:
-        write_json(said | {"results": results}, json_file)
+        write_json(summary | {"results": results}, json_file)
     if markdown:
         _write(markdown, report.page(results, modelled, nbytes))
-    _show(said, results, console)
-    raise typer.Exit(0 if said["ok"] else 1)
+    _show(summary, results, console)
+    raise typer.Exit(0 if summary["ok"] else 1)
 
 
 def _titles(pattern: re.Pattern[str]) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _run(titles: list[str], targets: list[str], nbytes: int, console: Console) -
         return list(run(titles, targets, nbytes, begins))
 
 
-def _show(said: dict[str, Any], results: list[dict[str, Any]], console: Console) -> None:
+def _show(summary: dict[str, Any], results: list[dict[str, Any]], console: Console) -> None:
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
@@ -150,10 +150,10 @@ def _show(said: dict[str, Any], results: list[dict[str, Any]], console: Console)
         )  # fmt: skip
     console.print(table)
     for title in ("wrong", "unknown", "known"):
-        for line in said[title]:
+        for line in summary[title]:
             console.print(f"{title}: {escape(line)}")
-    counts = {title: len(said[title]) for title in ("wrong", "unknown", "known")}
+    counts = {title: len(summary[title]) for title in ("wrong", "unknown", "known")}
     console.print(
-        f"{said['cases']} cases on {len(said['targets'])} targets, {said['bytes'] >> 20} MiB: {counts['wrong']} wrong, "
-        f"bounds exceeded: {counts['unknown']}, known exceptions: {counts['known']}"
+        f"{summary['cases']} cases on {len(summary['targets'])} targets, {summary['bytes'] >> 20} MiB: "
+        f"{counts['wrong']} wrong, bounds exceeded: {counts['unknown']}, known exceptions: {counts['known']}"
     )

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch_backplane.conformance import Report, Settings
 
 TIMEOUT = 120.0  # seconds
-MOST_ROWS = 40  # rows of a table of findings
-MOST_NAMES = 8  # operator names per row
+MAX_ROWS = 40  # rows of a table of findings
+MAX_NAMES = 8  # operator names per row
 EXAMPLES = 20  # fallbacks shown
 
 
@@ -129,7 +129,7 @@ def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool)
     import sys
 
     from torch_backplane.conformance import ConformanceError
-    from torch_backplane.conformance.catalogue import named_dtype
+    from torch_backplane.conformance.database import named_dtype
     from torch_backplane.conformance.numbers import overloads
 
     for dtype in settings.dtypes:
@@ -179,7 +179,7 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
     from torch_backplane.conformance import ConformanceError
     from torch_backplane.conformance.accuracy import AccuracyReport, measure
     from torch_backplane.conformance.accuracy_cases import chosen
-    from torch_backplane.conformance.catalogue import named_dtype
+    from torch_backplane.conformance.database import named_dtype
 
     os.environ.update(settings.environment)
     cases, dtypes = chosen(settings.match), [named_dtype(name) for name in settings.dtypes]
@@ -261,15 +261,15 @@ def _show_groups(title: str, groups: list, console: Console) -> None:
     if not groups:
         return
     table = Table("entries", "kind", "shortest message", "operators", title=title, title_justify="left")
-    for group in groups[:MOST_ROWS]:
+    for group in groups[:MAX_ROWS]:
         names = list(dict.fromkeys(f"{result.op} ({result.dtype})" for result in group.entries))
-        more = f" … {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        more = f" … {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         table.add_row(
-            str(len(group.entries)), group.kind, escape(group.message), escape(", ".join(names[:MOST_NAMES]) + more)
+            str(len(group.entries)), group.kind, escape(group.message), escape(", ".join(names[:MAX_NAMES]) + more)
         )
     console.print(table)
-    if len(groups) > MOST_ROWS:
-        console.print(f"… and {len(groups) - MOST_ROWS} more causes; use --json for all")
+    if len(groups) > MAX_ROWS:
+        console.print(f"… and {len(groups) - MAX_ROWS} more causes; use --json for all")
 
 
 def _show_fallbacks(report: Report, console: Console) -> None:

@@ -62,7 +62,7 @@ def tune(
     table = Table("operator", "parameters", "candidate", "ms", expand=False)
     for one in problems:
         candidate, milliseconds = results.get((one.name, one.parameters), ("the only one", None))
-        said = "" if milliseconds is None else f"{milliseconds:.4g}"
-        table.add_row(one.name, one.parameters, str(candidate), said)
+        text = "" if milliseconds is None else f"{milliseconds:.4g}"
+        table.add_row(one.name, one.parameters, str(candidate), text)
     console.print(table)
     console.print(f"{len(problems)} operators; results are in {tunable.get_filename()}")

@@ -180,8 +180,8 @@ def measure_one(
     """Measure one draw, or DRAWS of them if the first exceeds the limit."""
     name = str(dtype).replace("torch.", "")
 
-    def judged(draws: Sequence[_Draw]) -> Measurement:
-        return _judged(draws, partial(Measurement, case.name, name, elements, distribution))
+    def measured(draws: Sequence[_Draw]) -> Measurement:
+        return _measured(draws, partial(Measurement, case.name, name, elements, distribution))
 
     draws: list[_Draw] = []
     while True:
@@ -192,8 +192,8 @@ def measure_one(
             nothing = Error(math.inf, math.inf)
             return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), drawn)
         draws.append(drawn)
-        if len(draws) == DRAWS or (len(draws) == 1 and judged(draws).passed):
-            return judged(draws)
+        if len(draws) == DRAWS or (len(draws) == 1 and measured(draws).passed):
+            return measured(draws)
 
 
 class _Draw(NamedTuple):
@@ -222,15 +222,15 @@ def _run(
     return _Draw(found, cpu, exact)
 
 
-def _judged(draws: Sequence[_Draw], measurement: Callable[..., Measurement]) -> Measurement:
+def _measured(draws: Sequence[_Draw], measurement: Callable[..., Measurement]) -> Measurement:
     """Judge all draws together: each result of the case is stacked over the draws."""
     found, cpu, exact = (list(zip(*results, strict=True)) for results in zip(*draws, strict=True))
-    judged = []
+    measured = []
     for results in zip(found, cpu, exact, strict=True):
         ours, theirs, right = map(torch.stack, results)
         own, other = error_of(ours, right), error_of(theirs, right)
-        judged.append(measurement(own, other, allowed_error(other, theirs.dtype), draws=len(draws)))
-    return max(judged, key=lambda one: one.ratio)
+        measured.append(measurement(own, other, allowed_error(other, theirs.dtype), draws=len(draws)))
+    return max(measured, key=lambda one: one.ratio)
 
 
 def _each(inputs: tuple[Any, ...], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:

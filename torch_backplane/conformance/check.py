@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance import judge, meant, steps, ties
+from torch_backplane.conformance import accepted, comparison, steps, ties
 from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
@@ -98,7 +98,7 @@ class EntryCheck:
         self.settings = settings
         self.device = device
         self.announce = announce
-        self.allowed = judge.tolerances(op, dtype)
+        self.allowed = comparison.tolerances(op, dtype)
         self.uninitialized = getattr(op, "has_nondeterministic_output", False) or op.full_name in _UNINITIALIZED
         self.result = EntryResult(op.full_name, str(dtype).removeprefix("torch."))
 
@@ -188,14 +188,14 @@ class EntryCheck:
             return None
         values = not (is_random or self.uninitialized)
         if values and functional is not None:
-            self._mend_out(call, functional, expected.result, actual.result)
+            self._correct_out(call, functional, expected.result, actual.result)
         owned = call.layout is None and call.variant not in ("forward", "error input", "out= resized")
         self._compare(call, expected, actual, values=values, owned=owned)
         if is_random and not self.uninitialized:
             self._check_random(call, expected, actual)
         return expected.result
 
-    def _mend_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
+    def _correct_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
         """Overwrite a wrong ``out=`` result of the CPU with its result without ``out``, and add a finding.
 
         Some of PyTorch's CPU kernels write wrong values to a non-contiguous ``out``. A device that runs the same kernel
@@ -203,7 +203,7 @@ class EntryCheck:
         """
 
         def differ(expected: Any, found: Any, device: torch.device) -> bool:
-            found_kinds = judge.compare(expected, found, device, allowed=self.allowed)
+            found_kinds = comparison.compare(expected, found, device, allowed=self.allowed)
             return any(kind == "values" for kind, _ in found_kinds)
 
         if differ(result, actual, self.device) and differ(functional, result, _CPU):
@@ -256,14 +256,14 @@ class EntryCheck:
             outcome.error = error
         return outcome
 
-    def _appeal(
+    def _recheck_in_float64(
         self,
         call: SampleCall,
         exactly: Callable[[], Outcome],
         *,
         values: bool,
         cotangents: list[torch.Tensor] | None = None,
-    ) -> Callable[[str, str], judge.Difference]:
+    ) -> Callable[[str, str], comparison.Difference]:
         """Return a function that changes the kind of a difference in values to "carried" if each step of the call is
         right (steps.py). The steps are compared on the first such difference.
         """
@@ -286,10 +286,10 @@ class EntryCheck:
         def carried() -> str:
             return steps.carried(invoke, self.device, exact) if values and self.dtype in WIDER else ""
 
-        def appeal(kind: str, message: str) -> judge.Difference:
+        def recheck_in_float64(kind: str, message: str) -> comparison.Difference:
             return ("carried", f"{message}; {carried()}") if kind == "values" and carried() else (kind, message)
 
-        return appeal
+        return recheck_in_float64
 
     def _same_errors(self, call: SampleCall, expected: Outcome, actual: Outcome) -> bool:
         """True if both sides returned a result. Adds a finding if only one raised, or for an internal error."""
@@ -299,7 +299,7 @@ class EntryCheck:
         if actual.error is None:
             if not _is_limit_of_cpu(expected.error, call):
                 self.result.add("no error", call.variant, call.describe(), f"the CPU raised {_line(expected.error)}")
-        elif expected.error is not None and not judge.is_broken(str(actual.error), str(expected.error)):
+        elif expected.error is not None and not comparison.is_broken(str(actual.error), str(expected.error)):
             self.result.both_raised += 1
         else:
             kind = "refused" if is_refusal(actual.error, self.device, self.dtype) else "error"
@@ -311,11 +311,11 @@ class EntryCheck:
             self.result.add(kind, call.variant, call.describe(), message)
 
         exactly = self._exactly(call)
-        appeal = self._appeal(call, exactly, values=values)
+        recheck_in_float64 = self._recheck_in_float64(call, exactly, values=values)
         try:
             plain = _is_identity(call.output_process)
             differences = list(
-                judge.compare(
+                comparison.compare(
                     expected.result, actual.result, self._place_of_results(actual),
                     values=values and plain, owned=owned, allowed=self.allowed, exact=lambda: exactly().result,
                 )
@@ -324,7 +324,7 @@ class EntryCheck:
                 # The result is unique only up to a sign or an order: compare what the sample defines as unique.
                 on_host = Transfer(_CPU)(actual.result)
                 differences = list(
-                    judge.compare(
+                    comparison.compare(
                         call.output_process(expected.result),
                         call.output_process(on_host),
                         _CPU,
@@ -335,20 +335,20 @@ class EntryCheck:
             places = self._other_places(call, expected, actual, differences)
             for kind, message in differences:
                 if kind == "values" and places is not None:
-                    kind, message = "meant", ties.REASON
-                known = meant.reason(meant.DATABASE, self.op.name, self.result.dtype, kind, call.variant, message)
-                note(*(("meant", known) if known else appeal(kind, message)))
-            self._compare_arguments(call, expected, actual, exactly if values else None, appeal, places)
+                    kind, message = "accepted", ties.REASON
+                known = accepted.reason(accepted.DATABASE, self.op.name, self.result.dtype, kind, call.variant, message)
+                note(*(("accepted", known) if known else recheck_in_float64(kind, message)))
+            self._compare_arguments(call, expected, actual, exactly if values else None, recheck_in_float64, places)
         except Exception as error:
             note("error", f"reading the result: {_line(error)}")
 
     def _other_places(
-        self, call: SampleCall, expected: Outcome, actual: Outcome, differences: list[judge.Difference]
+        self, call: SampleCall, expected: Outcome, actual: Outcome, differences: list[comparison.Difference]
     ) -> Any:
         """The device's indices if they differ from the CPU's only in the choice among equal elements, else None."""
         wrong = [message for kind, message in differences if kind == "values"]
         first, args, kwargs = call.arguments
-        if not wrong or not ties.leaves_open(self.op.name, args, kwargs):
+        if not wrong or not ties.has_ties(self.op.name, args, kwargs):
             return None
         if isinstance(actual.result, tuple) and not all(message.startswith("result[1]: ") for message in wrong):
             return None
@@ -370,7 +370,7 @@ class EntryCheck:
         expected: Outcome,
         actual: Outcome,
         exactly: Callable[[], Outcome] | None,
-        appeal: Callable[[str, str], judge.Difference],
+        recheck_in_float64: Callable[[str, str], comparison.Difference],
         places: torch.Tensor | None,
     ) -> None:
         """Check that both calls changed their arguments alike, and that the results alias them alike.
@@ -378,8 +378,8 @@ class EntryCheck:
         Values are compared if ``exactly`` is given, except those of ``places``, which are known to be right.
         """
         on_cpu, on_device = (
-            judge.aliasing(expected.arguments, expected.result),
-            judge.aliasing(actual.arguments, actual.result),
+            comparison.aliasing(expected.arguments, expected.result),
+            comparison.aliasing(actual.arguments, actual.result),
         )
         if on_cpu != on_device:
             pairs = zip(on_cpu, on_device, strict=False)
@@ -390,13 +390,13 @@ class EntryCheck:
                 continue
             where = f"argument{path}"
             device = _CPU if got.device == _CPU and call.stays_on_cpu else self.device
-            different = list(judge.metadata(want, got, device, owned=True))
+            different = list(comparison.metadata(want, got, device, owned=True))
             if exactly is not None and not different and got is not places:
                 on_host = Transfer(_CPU)(got.detach())
                 exact = partial(_leaf, exactly, path)
-                different += judge.compare_values(want.detach(), on_host, self.allowed, exact)
+                different += comparison.compare_values(want.detach(), on_host, self.allowed, exact)
             for kind, message in different:
-                kind, message = appeal(kind, message)
+                kind, message = recheck_in_float64(kind, message)
                 if kind not in ("nearer", "carried"):
                     kind = "layout" if kind == "strides" and "resized" in call.variant else "mutation"
                 self.result.add(kind, call.variant, call.describe(), f"{where} after the call: {message}")
@@ -433,8 +433,8 @@ class EntryCheck:
         if self._same_errors(call, expected, actual):
             exactly = self._exactly(call, cotangents)
             values = not (is_random or self.uninitialized)
-            appeal = self._appeal(call, exactly, values=values, cotangents=cotangents)
-            self._compare_gradients(call, expected, actual, exactly, appeal, values=values)
+            recheck_in_float64 = self._recheck_in_float64(call, exactly, values=values, cotangents=cotangents)
+            self._compare_gradients(call, expected, actual, exactly, recheck_in_float64, values=values)
 
     def _differentiate(
         self, call: SampleCall, outcome: Outcome, cotangents: list[torch.Tensor] | None
@@ -467,18 +467,18 @@ class EntryCheck:
         expected: Outcome,
         actual: Outcome,
         exactly: Callable[[], Outcome],
-        appeal: Callable[[str, str], judge.Difference],
+        recheck_in_float64: Callable[[str, str], comparison.Difference],
         *,
         values: bool,
     ) -> None:
         try:
-            for kind, message in judge.compare(
+            for kind, message in comparison.compare(
                 expected.result, actual.result, self.device, values=values, allowed=self.allowed,
                 exact=lambda: exactly().result,
             ):  # fmt: skip
                 if kind == "values" and self._is_of_other_places(call, expected.result, actual.result):
-                    kind, message = "meant", ties.REASON
-                kind, message = appeal(kind, message)
+                    kind, message = "accepted", ties.REASON
+                kind, message = recheck_in_float64(kind, message)
                 self.result.add(kind, call.variant, call.describe(), message.replace("result", "gradient", 1))
         except Exception as error:
             self.result.add("error", call.variant, call.describe(), f"reading the gradients: {_line(error)}")
@@ -486,7 +486,7 @@ class EntryCheck:
     def _is_of_other_places(self, call: SampleCall, expected: list[Any], actual: list[Any]) -> bool:
         """Whether the gradients differ only because the operator chose other elements among equal ones."""
         first, args, kwargs = call.arguments
-        if not ties.leaves_open(self.op.name, args, kwargs) or len(expected) != 1:
+        if not ties.has_ties(self.op.name, args, kwargs) or len(expected) != 1:
             return False
         return ties.same_gradients(self.op.name, first, args, kwargs, expected[0], Transfer(_CPU)(actual[0]))
 

@@ -20,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_backplane.conformance import judge, meant, wire
+from torch_backplane.conformance import accepted, child_processes, comparison
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import SEED, _finish, _line, is_refusal
 from torch_backplane.conformance.forms import Arguments, Form, forms
@@ -29,7 +29,7 @@ from torch_backplane.conformance.settings import Settings
 from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
-MOST_ELEMENTS = 2_000  # of a tensor; calls with larger ones are skipped
+MAX_ELEMENTS = 2_000  # of a tensor; calls with larger ones are skipped
 SAMPLES = 6  # per operator, unless the settings specify another number
 
 # Operators with uninitialized results, reads of single numbers, and operators that change a tensor's storage.
@@ -62,7 +62,7 @@ class Recording(TorchDispatchMode):
         if isinstance(func, OpOverload) and func.namespace == "aten" and not base.startswith(_UNINTERESTING):
             arguments = by_name(func, args, kwargs)
             key = (func, *(_kind(value) for value in arguments.values()))
-            if key not in _seen and all(one.numel() <= MOST_ELEMENTS for one in tensors(arguments)):
+            if key not in _seen and all(one.numel() <= MAX_ELEMENTS for one in tensors(arguments)):
                 _seen.add(key)
                 self.calls.append((func, Transfer(_CPU)(arguments)))
         return func(*args, **kwargs)
@@ -153,7 +153,7 @@ class FormsCheck:
             found, error = self._invoke(form, given, _CPU)
             return tensors(given), found, _sendable(error)
 
-        return wire.in_children(made_of, answer)
+        return child_processes.in_children(made_of, answer)
 
     def _invoke(self, form: Form, arguments: Arguments, device: torch.device) -> tuple[Any, Exception | None]:
         try:
@@ -175,14 +175,14 @@ class FormsCheck:
 
         def note(kind: str, message: str) -> None:
             name = form.overload.name().removeprefix("aten::")
-            if reason := meant.reason(meant.FORMS, name, self.result.dtype, kind, form.name, message):
-                kind, message = "meant", reason
+            if reason := accepted.reason(accepted.FORMS, name, self.result.dtype, kind, form.name, message):
+                kind, message = "accepted", reason
             self.result.add(kind, form.name, described, message)
 
         on_device = Transfer(self.device)(form.arguments)
         self.announce(f"{form.name}: {described}")
         actual, error = self._invoke(form, on_device, self.device)
-        if error is not None and judge.is_broken(str(error), str(refusal)):
+        if error is not None and comparison.is_broken(str(error), str(refusal)):
             note("error", _line(error))
         elif refusal is not None and error is not None:
             self.result.both_raised += 1
@@ -198,7 +198,7 @@ class FormsCheck:
             self.result.compared += 1
             allowed = _allowed(form)
             exact = cache(lambda: self._exactly(form))
-            compared = judge.compare(expected, actual, self.device, values=values, allowed=allowed, exact=exact)
+            compared = comparison.compare(expected, actual, self.device, values=values, allowed=allowed, exact=exact)
             differences = list(compared) or list(self._memory(on_cpu, on_device, values, allowed))
             right = cache(lambda: self._functional(form))
             for kind, message in differences:
@@ -213,18 +213,18 @@ class FormsCheck:
 
     def _memory(
         self, on_cpu: list[torch.Tensor], on_device: Arguments, values: bool, allowed: tuple[float, float] | None
-    ) -> Iterator[judge.Difference]:
+    ) -> Iterator[comparison.Difference]:
         """Compare the arguments after the call, including the bytes of their storages outside of their elements."""
         for wanted, found in zip(on_cpu, tensors(on_device), strict=True):
             if wanted.layout != torch.strided:
                 continue
-            yield from (("mutation", text) for _, text in judge.metadata(wanted, found, self.device, owned=True))
+            yield from (("mutation", text) for _, text in comparison.metadata(wanted, found, self.device, owned=True))
             host = Transfer(_CPU)(found.detach())
             pairs = [("", wanted.detach(), host)]
             if wanted.untyped_storage().nbytes() == host.untyped_storage().nbytes():
                 pairs.append((BETWEEN, _storage(wanted), _storage(host)))
             for where, one, other in pairs:
-                message = judge.same_values(one, other, allowed) if values and one.shape == other.shape else None
+                message = comparison.same_values(one, other, allowed) if values and one.shape == other.shape else None
                 if message:
                     yield "mutation", f"memory after the call{where}: {message}"
                     break
@@ -254,7 +254,7 @@ class FormsCheck:
         found = [one.cpu() for one in tensors((actual,))]
         wanted = tensors((right,))
         return len(found) == len(wanted) and all(
-            one.shape == other.shape and judge.same_values(one.to(other.dtype), other, None) is None
+            one.shape == other.shape and comparison.same_values(one.to(other.dtype), other, None) is None
             for one, other in zip(wanted, found, strict=True)
         )
 

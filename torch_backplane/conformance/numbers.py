@@ -8,8 +8,8 @@ Results that C leaves undefined are not compared: the conversion of a float to a
 which differs between processors. Neither are calls for which the CPU has no kernel. For float16 and bfloat16, two
 results are accepted: with the number rounded to the dtype, as on the CPU in most operators, or in float32, as on CUDA.
 
-Where values differ beyond the tolerance, float64 decides which are closer, as in judge.py. Accepted differences and
-their reasons are in meant.py.
+Where values differ beyond the tolerance, float64 decides which are closer, as in comparison.py. Accepted differences
+and their reasons are in accepted.py.
 
 The command line runs this module as `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JOBS JSON`.
 """
@@ -33,7 +33,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_backplane.conformance import judge, meant
+from torch_backplane.conformance import accepted, comparison
 from torch_backplane.conformance.transfer import WIDER
 
 DTYPES = (
@@ -130,10 +130,10 @@ class Finding(NamedTuple):
 
 class Outcome(NamedTuple):
     calls: int
-    left_open: int  # calls whose results C leaves undefined
+    undefined: int  # calls whose results C leaves undefined
     in_float32: int  # half-precision results that agree with the number in float32
     nearer: int  # results that differ from the CPU's and are closer to float64's
-    meant: Counter[str]  # accepted findings by reason (meant.py)
+    accepted: Counter[str]  # accepted findings by reason (accepted.py)
     has_sample: bool  # whether any generated call ran on the CPU
     findings: list[Finding]
 
@@ -230,7 +230,7 @@ def in_float32(overload: OpOverload, arguments: dict[str, Any], dtype: torch.dty
 
 
 def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, found: Any) -> bool:
-    """Whether all values that differ are closer to float64's, or within the tolerance: see `judge.against_float64`."""
+    """Whether all values that differ are closer to float64's or within the tolerance (`comparison.against_float64`)."""
 
     def widened(one: Any) -> Any:
         return one.to(WIDER.get(one.dtype, one.dtype)) if isinstance(one, torch.Tensor) else WIDER.get(one, one)
@@ -241,8 +241,8 @@ def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, fo
     for one, other, right in zip(*(tree_leaves(answered) for answered in (expected, found, exact)), strict=True):
         if isinstance(one, torch.Tensor) and one.shape != other.shape:
             return False
-        if isinstance(one, torch.Tensor) and judge.same_values(one, other, None):
-            nearer, _ = judge.against_float64(one, other, right, None)
+        if isinstance(one, torch.Tensor) and comparison.same_values(one, other, None):
+            nearer, _ = comparison.against_float64(one, other, right, None)
             if not nearer:
                 return False
     return True
@@ -252,7 +252,7 @@ def difference(expected: Any, found: Any) -> str | None:
     """Return the kind of the finding, or None if the outcomes agree."""
     if isinstance(expected, Raised) or isinstance(found, Raised):
         words = expected.words if isinstance(expected, Raised) else ""
-        if isinstance(found, Raised) and judge.is_broken(found.words, words):
+        if isinstance(found, Raised) and comparison.is_broken(found.words, words):
             return "error"
         if not isinstance(found, Raised):
             return None if "not implemented for" in expected.words else "no error"
@@ -315,12 +315,12 @@ def compare(
                 about = (str(dtype).removeprefix("torch."), parameter, repr(number), kind)
                 finding = Finding(name, *about, _short(expected), _short(found))
                 call = f"{parameter}={number!r}" + (" with empty tensors" if empty else "")
-                if reason := meant.reason(meant.NUMBERS, name, finding.dtype, kind, call, finding.expected):
+                if reason := accepted.reason(accepted.NUMBERS, name, finding.dtype, kind, call, finding.expected):
                     known[reason] += 1
                 else:
                     findings.append(finding)
-    calls, left_open, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
-    return Outcome(calls, left_open, wide, nearer, known, counts["samples"] > 0, findings)
+    calls, undefined, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
+    return Outcome(calls, undefined, wide, nearer, known, counts["samples"] > 0, findings)
 
 
 def _is_too_much(name: str, number: Any) -> bool:
@@ -438,8 +438,8 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     names = [name for one in overloads() if re.search(match, name := one.name().removeprefix("aten::"))]
     outcomes: dict[str, Outcome] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:
-        under_way = [pool.submit(_outcomes_of, name, device, named) for name in (*([] if match else [None]), *names)]
-        for done in under_way:
+        pending = [pool.submit(_outcomes_of, name, device, named) for name in (*([] if match else [None]), *names)]
+        for done in pending:
             for called, outcome in done.result().items():
                 outcomes[called] = outcome
                 for kind, count in Counter(one.kind for one in outcome.findings).items():
@@ -449,13 +449,13 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     findings = [one for outcome in outcomes.values() for one in outcome.findings]
     kinds = Counter(one.kind for one in findings)
     calls = sum(one.calls for one in outcomes.values())
-    left_open = sum(one.left_open for one in outcomes.values())
+    undefined = sum(one.undefined for one in outcomes.values())
     wide = sum(one.in_float32 for one in outcomes.values())
     nearer = sum(one.nearer for one in outcomes.values())
-    print(f"{calls} calls of {len(outcomes)} operators compared; {left_open} results are undefined in C")
+    print(f"{calls} calls of {len(outcomes)} operators compared; {undefined} results are undefined in C")
     print(f"{wide} half-precision results agree with the number in float32")
     print(f"{nearer} results differ from the CPU's and are closer to float64's")
-    known: Counter[str] = sum((one.meant for one in outcomes.values()), Counter())
+    known: Counter[str] = sum((one.accepted for one in outcomes.values()), Counter())
     for reason, count in known.most_common():
         print(f"accepted difference, {count}: {reason}")
     print("findings: " + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"))

@@ -32,10 +32,10 @@ KINDS: dict[str, bool] = {
     "race": True,
     "barrier": True,
     "random": True,  # not reproducible under one seed, or the same under all seeds
-    "nearer": False,  # values beyond the tolerance of the CPU's, but as close to float64's as these (judge.py)
+    "nearer": False,  # values beyond the tolerance of the CPU's, but as close to float64's as these (comparison.py)
     "carried": False,  # values farther from float64's than the CPU's, in a chain of steps that are right (steps.py)
     "cpu out=": False,  # the CPU's out= result differs from its functional one; the device was compared with the latter
-    "meant": False,  # an accepted difference: ties.py, or the tables of meant.py with the reason
+    "accepted": False,  # an accepted difference: ties.py, or the tables of accepted.py with the reason
     "cpu crash": False,  # PyTorch's CPU kernel crashed its process; the device was not called
     "stricter": False,  # refused by the device only: wrong arguments of an internal operator, out= with overlaps
     "read first": False,  # out= overlaps an input, which the CPU refuses; the device's result is right
@@ -73,6 +73,7 @@ class EntryResult:
     both_raised: int = 0  # calls that raised on both sides
     findings: list[Finding] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)  # ATen operator: calls that fell back
+    libraries: dict[str, int] = field(default_factory=dict)  # library function: calls by plans (libraries.py)
     launches: int = 0  # checked by the kernel sanitizer (`--sanitize`)
     accesses: int = 0  # to device memory in these launches
 

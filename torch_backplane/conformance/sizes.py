@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance import wire
+from torch_backplane.conformance import child_processes
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED, _finish, is_refusal
 from torch_backplane.conformance.report import EntryResult
@@ -26,9 +26,9 @@ from torch_backplane.conformance.transfer import Transfer, tensors
 _CPU = torch.device("cpu")
 SAMPLES = 8  # per operator, unless the settings specify another number
 TENSORS = 4  # tensors of a sample, and dimensions of a tensor, that are changed
-MOST_ELEMENTS = 20_000  # of a tensor; samples with larger ones are skipped
-MOST_TENSORS = 40  # of a sample; samples with more are skipped
-MOST_CALLS = 400  # per operator
+MAX_ELEMENTS = 20_000  # of a tensor; samples with larger ones are skipped
+MAX_TENSORS = 40  # of a sample; samples with more are skipped
+MAX_CALLS = 400  # per operator
 # For an index out of range, some of PyTorch's CPU kernels of these raise a RuntimeError, and others an IndexError.
 EITHER_ERROR = {"index_add", "index_select"}
 
@@ -82,7 +82,7 @@ class SizesCheck:
 
     def run(self) -> EntryResult:
         start = time.perf_counter()
-        calls = list(islice(self._calls(), MOST_CALLS))
+        calls = list(islice(self._calls(), MAX_CALLS))
         for (which, call), expected in zip(calls, self._on_cpu([call for _, call in calls]), strict=True):
             if expected is None:  # the CPU's call crashed; the device's can crash this process, too, by a fallback
                 self.result.both_raised += 1
@@ -98,8 +98,8 @@ class SizesCheck:
         for sample in islice(self.op.sample_inputs("cpu", self.dtype), self.settings.samples or SAMPLES):
             arguments = ((sample.input, *sample.args), sample.kwargs)
             given = tensors(arguments)
-            if len(given) > MOST_TENSORS or any(
-                one.layout != torch.strided or one.numel() > MOST_ELEMENTS for one in given
+            if len(given) > MAX_TENSORS or any(
+                one.layout != torch.strided or one.numel() > MAX_ELEMENTS for one in given
             ):
                 continue
             self.result.samples += 1
@@ -134,7 +134,7 @@ class SizesCheck:
 
     def _on_cpu(self, calls: Sequence[Arguments]) -> list[list[Any] | None]:
         """The outcomes on the CPU; None for a call that crashes its process."""
-        return list(wire.in_children(calls, lambda call: self._outcome(call, _CPU)))
+        return list(child_processes.in_children(calls, lambda call: self._outcome(call, _CPU)))
 
     def _compare(self, which: str, call: Arguments, expected: list[Any], actual: list[Any]) -> None:
         raised, refused = expected[0], actual[0]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_backplane.conformance import judge
+from torch_backplane.conformance import comparison
 from torch_backplane.conformance.accuracy import EPSILONS_OF_LARGEST, allowed_error, error_of
 from torch_backplane.conformance.transfer import WIDER, Transfer, leaves, tensors
 
@@ -31,16 +31,16 @@ Call = Callable[[torch.device, TorchDispatchMode], Any]
 def carried(call: Call, device: torch.device, exact: Callable[[], Any]) -> str:
     """Return a message if every step of the call is right, and "" if one is wrong or cannot be checked.
 
-    A step is right if it is within the tolerances of the CPU's (`judge.compare`), and if `--accuracy` would allow its
-    largest error (`allowed_error`). The device must have called the same operators as the CPU, with the same numbers
-    and shapes, and at least two of them must round. The error of the whole call is limited by `TIMES_OF_CHAIN`.
+    A step is right if it is within the tolerances of the CPU's (`comparison.compare`), and if `--accuracy` would allow
+    its largest error (`allowed_error`). The device must have called the same operators as the CPU, with the same
+    numbers and shapes, and at least two of them must round. The error of the whole call is limited by `TIMES_OF_CHAIN`.
 
     Args:
         call: makes the call (for gradients, also the backward pass) with the same inputs on the given device, under the
             given mode except for copies of inputs. Returns a tree of results.
         exact: returns the same tree, computed on the CPU in float64.
     """
-    asked, found = _Operators(), _Judge()
+    asked, found = _Operators(), _StepCheck()
     on_cpu, on_device = call(_CPU, asked), call(device, found)
     if found.wrong or found.made != asked.made or found.rounding < 2 or not _is_near(on_device, on_cpu, exact()):
         return ""
@@ -78,7 +78,7 @@ class _Operators(TorchDispatchMode):
         return func(*given[0], **given[1])
 
 
-class _Judge(_Operators):
+class _StepCheck(_Operators):
     """Repeats each operator of the device on the CPU, in the same dtype and in a wider one, and compares."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Judge(_Operators):
         )
         rounds = False
         for one, other, right in zip(found, expected, exact, strict=True):
-            differences = judge.compare(other, one, _CPU, exact=right.detach)
+            differences = comparison.compare(other, one, _CPU, exact=right.detach)
             if any(kind not in ("nearer", "layout") for kind, _ in differences):
                 self.wrong.append(str(func))
             elif other.dtype in WIDER and other.numel():

@@ -12,7 +12,7 @@ _DIM = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1, "msort": None}
 REASON = "PyTorch does not specify which of several equal elements is found"
 
 
-def leaves_open(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def has_ties(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the choice among equal elements is unspecified for this call. It is specified for a stable sort."""
     return operator in _DIM and not kwargs.get("stable")
 

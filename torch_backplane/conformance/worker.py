@@ -49,13 +49,13 @@ class Worker:
     def __init__(self, settings: Settings, channel: TextIO) -> None:
         import torch
 
-        from torch_backplane.conformance import catalogue
+        from torch_backplane.conformance import database
 
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
         self.settings = settings
         self.channel = channel
-        self.ops = catalogue.load(settings.database)
+        self.ops = database.load(settings.database)
         self.device = torch.empty(0, device=settings.device).device  # with its index; fails if there is no such device
         self.watch = _launch_watch() if settings.sanitize else None
 
@@ -78,40 +78,44 @@ class Worker:
         }
 
     def answer(self, request: dict[str, Any]) -> None:
-        from torch_backplane.conformance import catalogue
+        from torch_backplane.conformance import database
         from torch_backplane.conformance.check import EntryCheck
         from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
         from torch_backplane.conformance.forms_check import check_forms
+        from torch_backplane.conformance.libraries import count_library_calls
+        from torch_backplane.conformance.report import EntryResult
         from torch_backplane.conformance.sizes import check_sizes
 
         if "list" in request:
-            self.send(entries=catalogue.entries(self.ops, self.settings))
+            self.send(entries=database.entries(self.ops, self.settings))
             return
         counters = _fallback_counters(self.device.type)
         if counters:
             counters.reset_fallback_counts()
-        op, dtype = self.ops[request["op"]], catalogue.named_dtype(request["dtype"])
+        op, dtype = self.ops[request["op"]], database.named_dtype(request["dtype"])
 
         def announce(text: str) -> None:
             if self.watch:
                 self.watch.announced(text)
             self.send(at=text)
 
-        if self.watch:
-            self.watch.begin()
-        if self.settings.forms:
-            result = check_forms(op, dtype, self.settings, self.device, announce)
-        elif self.settings.sizes:
-            result = check_sizes(op, dtype, self.settings, self.device, announce)
-        else:
-            check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
-            result = check(op, dtype, self.settings, self.device, announce=announce).run(
+        def check() -> EntryResult:
+            if self.settings.forms:
+                return check_forms(op, dtype, self.settings, self.device, announce)
+            if self.settings.sizes:
+                return check_sizes(op, dtype, self.settings, self.device, announce)
+            entry_check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
+            return entry_check(op, dtype, self.settings, self.device, announce=announce).run(
                 errors=request["errors"] and not self.settings.cuda_dtypes
             )
+
+        if self.watch:
+            self.watch.begin()
+        result, libraries = count_library_calls(check) if counters else (check(), {})
         if self.watch:
             self.watch.end(result)
         if counters:
-            result.fallbacks = dict(counters.fallback_counts())
+            result.fallbacks, result.libraries = dict(counters.fallback_counts()), libraries
         self.send(result=result.to_json())
 
 

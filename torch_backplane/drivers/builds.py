@@ -26,7 +26,7 @@ def submit(build: Callable[[], None]) -> None:
     global _builds
     with _changed:
         _builds += 1
-    _give(functools.partial(_run_build, build))
+    _enqueue(functools.partial(_run_build, build))
 
 
 def submit_later(task: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ def _start_later() -> None:
             return
         _later_runs = True
         task = _later.popleft()
-    _give(functools.partial(_run_later, task))
+    _enqueue(functools.partial(_run_later, task))
 
 
 def _run_later(task: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ def _run_later(task: Callable[[], None]) -> None:
         _start_later()
 
 
-def _give(work: Callable[[], None]) -> None:
+def _enqueue(work: Callable[[], None]) -> None:
     try:
         _pool().submit(work)
     except RuntimeError:  # the interpreter is exiting

@@ -47,7 +47,7 @@ BACKPLANE_TOLD void backplane_vstore_half_rte(const float x, const ulong at, pri
 _SPACES = ("global", "local", "private")
 
 # The largest access in bytes that the compiler instruments.
-MOST_BYTES = 16
+MAX_BYTES = 16
 
 
 def _shuffles() -> str:
@@ -101,13 +101,13 @@ def _lanes(text: str) -> str:
     for width in (one for one in WIDTHS if re.search(rf"\bv(?:load|store){one}\b", text)):
         for kind in SCALARS:
             for space in _SPACES:
-                told = f"interpreter_range((ulong)(p + {width} * at), {width} * sizeof({kind}),"
+                check = f"interpreter_range((ulong)(p + {width} * at), {width} * sizeof({kind}),"
                 lines += [
                     f"BACKPLANE_TOLD {kind}{width} backplane_vload{width}(const ulong at, const {space} {kind}* p) {{ "
-                    f"{told} 0); {kind}{width} r; for (int i = 0; i < {width}; ++i) r[i] = p[{width} * at + i]; "
+                    f"{check} 0); {kind}{width} r; for (int i = 0; i < {width}; ++i) r[i] = p[{width} * at + i]; "
                     "return r; }",
                     f"BACKPLANE_TOLD void backplane_vstore{width}(const {kind}{width} x, const ulong at, "
-                    f"{space} {kind}* p) {{ {told} 1); "
+                    f"{space} {kind}* p) {{ {check} 1); "
                     f"for (int i = 0; i < {width}; ++i) p[{width} * at + i] = x[i]; }}",
                 ]
         lines.append(f"#define vload{width}(at, p) backplane_vload{width}(at, p)")
@@ -135,8 +135,8 @@ def _refuse_wide_pointers(text: str) -> None:
     kinds = "|".join(ITEM_BYTES)
     pattern = rf"\b(?:global|local|GLOBAL|LOCAL)\s+(?:const\s+|volatile\s+)*u?({kinds})(\d+)\s*(?:const\s*)?\*"
     for match in re.finditer(pattern, text):
-        if ITEM_BYTES[match[1]] * int(match[2]) > MOST_BYTES:
+        if ITEM_BYTES[match[1]] * int(match[2]) > MAX_BYTES:
             raise RuntimeError(
-                f"the interpreter cannot instrument accesses through «{match[0]}», which move more than {MOST_BYTES} "
+                f"the interpreter cannot instrument accesses through «{match[0]}», which move more than {MAX_BYTES} "
                 "bytes: use vload and vstore"
             )

@@ -143,7 +143,7 @@ def geometry(
 
 
 SECTOR = 32  # bytes; GPUs read at least this much from memory at a time
-_LEAST_TILE = 128  # elements; smaller matrices share their sectors with the next matrices of the launch
+_MIN_TILE = 128  # elements; smaller matrices share their sectors with the next matrices of the launch
 
 
 def tiles(tile: Sequence[int], sizes: Sequence[int]) -> int:
@@ -198,7 +198,7 @@ def _tile(
             height = _side(sizes[along], edge * edge // width)
         elif height < edge:
             width = _side(sizes[0], edge * edge // height)
-        if width * height < _LEAST_TILE:
+        if width * height < _MIN_TILE:
             break
         tile = (along, width, height)
         if sum(width * tile_pitch(tile, itemsize) * itemsize for itemsize in through) <= memory:

@@ -39,22 +39,22 @@ def read_target(which: str | Path) -> Modelled:
     """
     path = SHIPPED.get(str(which), Path(which))
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         known = f"the targets that ship with Backplane are {', '.join(SHIPPED)}"
         raise ValueError(f"the target {which} cannot be read: {error.strerror}; {known}") from error
     except ValueError as error:
         raise ValueError(f"the target {path} is not valid JSON: {error}") from error
     try:
-        return _modelled(said)
+        return _modelled(content)
     except ValueError as error:
         raise ValueError(f"the target {path}: {error}") from error
 
 
-def _modelled(said: Any) -> Modelled:
-    if not isinstance(said, dict) or not isinstance(said.get("figures"), dict):
+def _modelled(content: Any) -> Modelled:
+    if not isinstance(content, dict) or not isinstance(content.get("figures"), dict):
         raise ValueError("it must be an object that contains an object 'figures'")
-    name, figures = said.get("name"), said["figures"]
+    name, figures = content.get("name"), content["figures"]
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name is {name!r}, and must be a string that is not empty")
     known = [one.name for one in fields(Target)]
@@ -63,20 +63,20 @@ def _modelled(said: Any) -> Modelled:
     if unknown := [one for one in figures if one not in known]:
         raise ValueError(f"figures contains {', '.join(unknown)}, which Target does not have")
     for one in ("bytes_per_second", "operations_per_second"):
-        value = said.get(one)
+        value = content.get(one)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{one} is {value!r}, and must be a whole number above 0")
     target = Target(**figures | {"atomics": _atomics(figures["atomics"])})
     return Modelled(
         name=name,
         target=target,
-        bytes_per_second=said["bytes_per_second"],
-        operations_per_second=said["operations_per_second"],
+        bytes_per_second=content["bytes_per_second"],
+        operations_per_second=content["operations_per_second"],
     )
 
 
-def _atomics(said: Any) -> Any:
-    return frozenset(map(_dtype, said)) if isinstance(said, list) else said
+def _atomics(content: Any) -> Any:
+    return frozenset(map(_dtype, content)) if isinstance(content, list) else content
 
 
 def _dtype(name: Any) -> torch.dtype:

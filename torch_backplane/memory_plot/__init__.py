@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_STACKS = 40  # rows of the table of allocations at the peak
+MAX_STACKS = 40  # rows of the table of allocations at the peak
 UNKNOWN = "(not recorded)"
 
 
@@ -167,9 +167,9 @@ def table(found: Timeline) -> str:
     rows = sorted(by_stack.items(), key=lambda row: -sum(row[1]))
     text = [
         f"<tr><td>{bytes_text(sum(sizes))}</td><td>{len(sizes)}</td><td><pre>{html.escape(stack)}</pre></td></tr>"
-        for stack, sizes in rows[:MOST_STACKS]
+        for stack, sizes in rows[:MAX_STACKS]
     ]
-    if rest := rows[MOST_STACKS:]:
+    if rest := rows[MAX_STACKS:]:
         total = bytes_text(sum(sum(sizes) for _, sizes in rest))
         text.append(f"<tr><td>{total}</td><td>{sum(len(sizes) for _, sizes in rest)}</td><td>others</td></tr>")
     return "\n".join(text)

@@ -39,7 +39,7 @@ from torch_backplane.planning import (
 )
 from torch_backplane.planning.launch import traced
 
-ways = Candidates(
+candidates = Candidates(
     "attention",
     Candidate("host", host_refuses, cost=lambda query: costs.on_host("attention", torch.float32)),
     Candidate("generated", lambda query: None),
@@ -86,7 +86,7 @@ def _is_on_host(
     problem = partial(
         tuning.Problem.of, operator, query.dtype, query=query, key=key, value=value, bias=bias, causal=causal
     )
-    return ways.choose(query, problem=problem) == "host"
+    return candidates.choose(query, problem=problem) == "host"
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:

@@ -39,7 +39,7 @@ from torch_backplane.planning import (
     workspace,
 )
 
-_MOST_PATCHES = 64 << 20  # bytes; a smaller workspace limits patches further
+_MAX_PATCHES = 64 << 20  # bytes; a smaller workspace limits patches further
 
 # The dtypes that oneDNN supports on every CPU. For others PyTorch uses plain loops, often slower than our kernels.
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
@@ -171,7 +171,7 @@ def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int,
     dtype = value_dtype(self.dtype)
     of_values, of_group = weight.shape[0], weight.shape[1]
     if form == _WINOGRAD:
-        tiles = max(math.prod(winograd.tiles(one)) for one in (w, w.turned()))
+        tiles = max(math.prod(winograd.tiles(one)) for one in (w, w.transposed()))
         return winograd.POINTS * (of_values * of_group + (of_values + of_group * groups) * tiles) * dtype.itemsize
     if w.trivial or _gathers(self):
         return 0
@@ -292,7 +292,7 @@ def _chunks(image: torch.Tensor, windows: Windows, dtype: torch.dtype) -> Iterat
 def _parts(batch: int, of_one: int, of_all: int = 0) -> Iterator[slice]:
     """Slices of a batch that fit the workspace, if each image takes `of_one` bytes, and all of them `of_all` more."""
     limit = workspace()
-    most = _MOST_PATCHES if limit is None else min(limit - of_all, _MOST_PATCHES)
+    most = _MAX_PATCHES if limit is None else min(limit - of_all, _MAX_PATCHES)
     step = max(1, min(batch, most // of_one)) if of_one else batch
     return (slice(part * step, min(part * step + step, batch)) for part in range(-(-batch // step)))
 
@@ -377,7 +377,7 @@ def _spread(
     """image = bias + the sum of the patches weightᵀ × values at their positions. Half precision is summed in float32:
     sums of rounded patches have errors 20 times as large."""
     if form == _WINOGRAD:
-        _by_winograd(image, values, weight, bias, groups, w.turned(), of_image=True)
+        _by_winograd(image, values, weight, bias, groups, w.transposed(), of_image=True)
         return
     if all(step == 1 for step in w.stride) and _gathers(image):
         sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)

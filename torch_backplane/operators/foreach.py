@@ -34,8 +34,8 @@ from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
 
-MOST_SLOTS = 8  # sets in one launch
-MOST_ELEMENTS = 2**31 - 1  # in one tensor: kernels count in 32 bits
+MAX_SLOTS = 8  # sets in one launch
+MAX_ELEMENTS = 2**31 - 1  # in one tensor: kernels count in 32 bits
 
 Place = tuple[int, int, int, bool, torch.Tensor]  # begin and end in memory, set, whether it is written, tensor
 Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
@@ -75,7 +75,7 @@ def run_sets(
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether all tensors are dense with the same shape and strides, and small enough for kernels."""
     first = tensors[0]
-    return first.numel() <= MOST_ELEMENTS and all(
+    return first.numel() <= MAX_ELEMENTS and all(
         one.shape == first.shape and one.stride() == first.stride() and dense(one) for one in tensors
     )
 
@@ -119,7 +119,7 @@ def slots_kernel(
         dialect = dialect_of(device)
         operands: dict[str, Sequence[torch.dtype]] = {"inputs": dtypes[0], "singles": dtypes[1], "outputs": dtypes[2]}
         operands["scalars"] = [compute] * numbers
-        slots = slots_within(dialect, MOST_SLOTS, **operands)
+        slots = slots_within(dialect, MAX_SLOTS, **operands)
         return multi_tensor(name, formula, slots=slots, dialect=dialect, compute=compute, **operands), slots
 
     with tracing():
@@ -255,9 +255,9 @@ def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch
                 begin, end = extent(one)
                 found = (begin, end, position, position > 0 and at == 0, one)
                 places.setdefault(runtime.storage_of(one), []).append(found)
-    for inhabitants in places.values():
+    for in_storage in places.values():
         overlapping: list[Place] = []  # tensors that end after the next one begins
-        for begin, end, position, written, one in sorted(inhabitants, key=itemgetter(0)):
+        for begin, end, position, written, one in sorted(in_storage, key=itemgetter(0)):
             overlapping = [other for other in overlapping if other[1] > begin]
             for first, _, elsewhere, too, other in overlapping:
                 alike = position == elsewhere and first == begin and one.stride() == other.stride()

@@ -156,8 +156,8 @@ def grid_sampler_2d_backward(
     target = dialect_of(input.device).target
     common: dict[str, Any] = {"integers": sizes, "value": value, "functions": _FUNCTIONS, "constants": constants}
     gradients = {"gradient": gradient, "grid": grid}
-    anyhow = target.simt and can_swap(target, value) and not torch.are_deterministic_algorithms_enabled()
-    if of_input is not None and gradient.numel() and anyhow:
+    atomic = target.simt and can_swap(target, value) and not torch.are_deterministic_algorithms_enabled()
+    if of_input is not None and gradient.numel() and atomic:
         run_kernel(
             "grid_sampler_2d_backward_of_images_anyhow",
             _TAPS_OF_BOTH.format(place="item")

@@ -9,7 +9,7 @@ import torch
 
 from torch_backplane.planning import LibraryCall, Transform, same_storage
 
-MOST_DIMENSIONS = 3
+MAX_DIMENSIONS = 3
 
 
 def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> str | None:
@@ -17,8 +17,8 @@ def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bo
     absent = LibraryCall(x.device, "fft", x.dtype.to_real()).why_not()
     if absent is not None:
         return absent
-    if len(dims) > MOST_DIMENSIONS:
-        return f"transforms along up to {MOST_DIMENSIONS} dimensions"
+    if len(dims) > MAX_DIMENSIONS:
+        return f"transforms along up to {MAX_DIMENSIONS} dimensions"
     whole = x if out.is_complex() else out
     if not all(whole.shape[dim] > 1 for dim in dims):
         return "transforms along dimensions of 2 elements or more"
@@ -96,7 +96,7 @@ def _call(whole: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bo
 
     def integers() -> dict[str, int]:
         batch = math.prod(size for dim, size in enumerate(whole.shape) if dim not in dims)
-        outer, middle, inner = [1] * (MOST_DIMENSIONS - len(dims)) + [whole.shape[dim] for dim in dims]
+        outer, middle, inner = [1] * (MAX_DIMENSIONS - len(dims)) + [whole.shape[dim] for dim in dims]
         found = {"kind": int(kind), "inverse": int(inverse), "batch": batch}
         return found | {"outer": outer, "middle": middle, "inner": inner}
 

@@ -144,15 +144,15 @@ def spaced_narrowly(out: torch.Tensor, start: float, end: float, steps: int) -> 
     first, last = (torch.tensor(one, dtype=out.dtype) for one in (start, end))
     step = ((last - first) / torch.tensor(steps - 1, dtype=out.dtype)).item() if steps > 1 else 0.0
     half, greatest = ((place, torch.int64) for place in halves(steps))
-    counted, away = (torch.empty(out.shape, dtype=out.dtype, device=out.device) for _ in range(2))
+    counted, distance = (torch.empty(out.shape, dtype=out.dtype, device=out.device) for _ in range(2))
     compute, i = value_dtype(out.dtype), f.index()
     for formula, result, inputs, scalars in (
         (lambda half, most: f.where(i < half, i, most - i).to(compute), counted, [], [half, greatest]),
-        (lambda n, by: n * by, away, [counted], [(step, compute)]),
+        (lambda n, by: n * by, distance, [counted], [(step, compute)]),
         (
-            lambda away, half, first, last: f.where(i < half, first + away, last - away),
+            lambda distance, half, first, last: f.where(i < half, first + distance, last - distance),
             out,
-            [away],
+            [distance],
             [half, (first.item(), compute), (last.item(), compute)],
         ),
     ):

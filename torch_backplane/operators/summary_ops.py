@@ -11,7 +11,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, part, run_pointwise
 
 # A sum of this many ones fits in int32, which has atomic additions.
-_MOST_COUNTED = 2**31 - 1
+_MAX_COUNTED = 2**31 - 1
 
 
 @operator("bincount")
@@ -24,7 +24,7 @@ def bincount(call: Call, self: torch.Tensor, weights: torch.Tensor | None, minle
     if weights is not None and (weights.shape != self.shape or self.device != weights.device):
         raise Refused("weights have another shape than self or are on another device")
     least, most = least_and_most(self).tolist()
-    if least < 0 or self.numel() > _MOST_COUNTED:
+    if least < 0 or self.numel() > _MAX_COUNTED:
         raise RunOnCPU("negative numbers, or too many numbers")
     counted = torch.int64 if weights is None else torch.float64
     dtype = torch.float32 if weights is not None and weights.dtype == torch.float32 else counted

@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, as_bits, copy_elements, dialect_of, operator, run_pointwise
 
-_MOST_TOGETHER = 8  # most tensors that one launch reads
+_MAX_TOGETHER = 8  # most tensors that one launch reads
 
 
 @operator("cat", dtypes="any")
@@ -36,7 +36,7 @@ def _alternate(out: torch.Tensor, parts: list[torch.Tensor], dim: int) -> bool:
     each tensor would go through all of `out`'s memory.
     """
     target = dialect_of(out.device).target
-    if not target.simt or not 2 <= len(parts) <= _MOST_TOGETHER or out.itemsize > 8 or out.numel() == 0:
+    if not target.simt or not 2 <= len(parts) <= _MAX_TOGETHER or out.itemsize > 8 or out.numel() == 0:
         return False
     operands = len(parts) + 2  # with the result and positions
     if operands * (16 + 8 * out.dim()) + 16 > target.max_argument_bytes:

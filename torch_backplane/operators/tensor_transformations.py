@@ -79,8 +79,8 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
     """Interleaves the channels (dimension 1) of groups: a copy with transposed dimensions."""
     (out,) = call.outputs(contiguous=True)
     if self.numel():
-        dealt = self.unflatten(1, (groups, -1)).transpose(1, 2)
-        out.unflatten(1, (-1, groups)).copy_(dealt)
+        shuffled = self.unflatten(1, (groups, -1)).transpose(1, 2)
+        out.unflatten(1, (-1, groups)).copy_(shuffled)
     return out
 
 

@@ -23,7 +23,7 @@ _STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.comp
 _COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "aten::logsumexp.out")
 
 # Exceptions: if the `dtype` argument is None, PyTorch computes all other operators in the dtype of `out=`.
-_ASKED_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
+_DTYPE_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
 
 # PyTorch's kernels reject an `out=` of another dtype. Their meta functions do not check it.
 OF_ONE_DTYPE = (
@@ -80,7 +80,7 @@ class Form:
         self.outs = [position for position, one in arguments if one.is_out]
         self.inputs = [position for position, one in arguments if not one.is_out]
         self.input_names = [one.name for one in schema.arguments if not one.is_out]
-        self.dtypes_asked = [position for position, one in arguments if one.name == "dtype" and not one.is_out]
+        self.dtype_positions = [position for position, one in arguments if one.name == "dtype" and not one.is_out]
         self.is_in_place = overload is not functional and not self.outs
         # Some operators also write to arguments that they do not return, such as running statistics.
         aliases = [result.alias_info for result in schema.returns if result.alias_info is not None]
@@ -117,8 +117,8 @@ class Call:
         """The arguments without `out=`. As in PyTorch, a `dtype` argument that is None becomes the dtype of `out=`."""
         form = self.form
         found = list(self.arguments)
-        if form.name not in _ASKED_BY_ARGUMENT:
-            for position in form.dtypes_asked:
+        if form.name not in _DTYPE_BY_ARGUMENT:
+            for position in form.dtype_positions:
                 if found[position] is None:
                     found[position] = found[form.outs[0]].dtype
         return tuple(found[position] for position in form.inputs)
@@ -174,7 +174,7 @@ class Call:
         name = self._name_of(overload)  # overloads are slow as keys
         found = self._metas.get(name)
         if found is None:
-            found = self._metas[name] = self._ask_meta(overload)
+            found = self._metas[name] = self._run_meta(overload)
         return found
 
     def _name_of(self, overload: OpOverload) -> str:
@@ -183,7 +183,7 @@ class Call:
             return form.name
         return form.functional_name if overload is form.functional else full_name(overload)
 
-    def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
+    def _run_meta(self, overload: OpOverload) -> tuple[Any, ...]:
         tracer = tracing.current()
         own = overload is self.overload
         values = self.arguments if own else self.inputs
@@ -231,7 +231,7 @@ class Call:
                 # PyTorch's clamp rejects a zero-dimensional CPU tensor together with tensors of another device.
                 return _C.structured_meta(name, *(without_device(value) for value in values))
         if overload is self.overload and self.form.outs:
-            values = self._without_misfits(values)
+            values = self._without_resized_results(values)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
@@ -252,7 +252,7 @@ class Call:
             raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def _without_misfits(self, values: Sequence[Any]) -> list[Any]:
+    def _without_resized_results(self, values: Sequence[Any]) -> list[Any]:
         """The values, with an empty tensor in place of each `out=` that will be resized.
 
         PyTorch's Python meta functions warn about a non-empty one, in other words than its kernels. If the overload is

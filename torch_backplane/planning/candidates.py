@@ -138,6 +138,6 @@ class Candidates:
                 raise
             self._failed.add((library, first.get_device()))
             _C.advance_configuration_epoch()  # invalidates plans that call the library
-            said = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{self.family} no longer use the {library}'s library, which failed: {said}", stacklevel=2)
+            message = str(error).strip().partition("\n")[0]
+            warnings.warn(f"{self.family} no longer use the {library}'s library, which failed: {message}", stacklevel=2)
             return False

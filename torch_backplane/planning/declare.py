@@ -262,8 +262,8 @@ def resolved(planner: Planner, parameter: inspect.Parameter) -> Any:
         try:
             _hints[key] = get_type_hints(holder, globalns=names)["hint"]
         except NameError as error:
-            said = f"the annotation of {parameter} in a planner cannot be resolved in its module: {error}"
-            raise TypeError(said) from error
+            message = f"the annotation of {parameter} in a planner cannot be resolved in its module: {error}"
+            raise TypeError(message) from error
     return _hints[key]
 
 

@@ -12,16 +12,16 @@ import torch
 from torch_backplane import _C, drivers
 from torch_backplane.kernels import DIALECTS, Dialect, Kernel, Target
 from torch_backplane.planning import runtime
-from torch_backplane.planning.recent import Recent
+from torch_backplane.planning.lru_cache import LruCache
 
 Made = TypeVar("Made")
 
-MOST_KERNELS = 4096  # in each of the tables below, for all devices; then the least recently used ones are dropped
+MAX_KERNELS = 4096  # in each of the tables below, for all devices; then the least recently used ones are dropped
 
 _dialects: dict[int, Dialect] = {}
-_compiled: Recent[tuple[int, str], _C.CompiledKernel] = Recent(MOST_KERNELS, _C.is_planned)
-_generated: Recent[Hashable, Any] = Recent(MOST_KERNELS)
-_traced: Recent[Hashable, Any] = Recent(MOST_KERNELS)
+_compiled: LruCache[tuple[int, str], _C.CompiledKernel] = LruCache(MAX_KERNELS, _C.is_planned)
+_generated: LruCache[Hashable, Any] = LruCache(MAX_KERNELS)
+_traced: LruCache[Hashable, Any] = LruCache(MAX_KERNELS)
 
 
 def dialect_of(device: torch.device | int) -> Dialect:

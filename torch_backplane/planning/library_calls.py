@@ -47,13 +47,13 @@ class LibraryCall:
     def workspace(self) -> int:
         """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call."""
         for _, routine in self._takers():
-            return self._asked(routine.workspace) or 0
+            return self._query(routine.workspace) or 0
         return 0
 
     def cost(self) -> int | None:
         """Returns the cost relative to generated kernels, which cost 100; None if the library states none."""
         for _, routine in self._takers():
-            return self._asked(routine.cost)
+            return self._query(routine.cost)
         return None
 
     def run(self, memory: Sequence[torch.Tensor], numbers: Sequence[Any] = (), written: int = 1) -> None:
@@ -79,10 +79,10 @@ class LibraryCall:
                     raise
                 _failed.add((self.device.index, self.family, library.name))
                 _C.advance_configuration_epoch()  # invalidates plans that call the library
-                said = str(error).strip().partition("\n")[0]
+                message = str(error).strip().partition("\n")[0]
                 computes = FAMILIES[self.family].computes
                 warnings.warn(
-                    f"{computes} no longer use {library.name} on {self.device}, which failed: {said}", stacklevel=2
+                    f"{computes} no longer use {library.name} on {self.device}, which failed: {message}", stacklevel=2
                 )
 
     def _usable(self) -> Iterator[tuple[Library, Routine]]:
@@ -97,10 +97,10 @@ class LibraryCall:
     def _refusal(self, library: Library, routine: Routine) -> str | None:
         if self.dtype not in routine.addresses:
             return f"({library.name}) has no {self.dtype}".replace("torch.", "")
-        refused = self._asked(routine.guard)
+        refused = self._query(routine.guard)
         return None if refused is None else f"({library.name}) {refused}"
 
-    def _asked(self, question: Callable[..., Any] | None) -> Any:
+    def _query(self, question: Callable[..., Any] | None) -> Any:
         return None if question is None or self.integers is None else question(self.dtype, **self.integers())
 
     def _call(

@@ -23,20 +23,20 @@ from torch.utils._pytree import tree_leaves
 from torch_backplane import _C
 from torch_backplane.kernels.target import CPU
 from torch_backplane.planning import strides as layouts
-from torch_backplane.planning.recent import Recent
+from torch_backplane.planning.lru_cache import LruCache
 from torch_backplane.planning.strides import number_now
 from torch_backplane.planning.symbols import Untraceable
 
 Shape = Sequence[Any]
 
-MOST_KINDS = 4096  # kinds of calls whose dtypes are cached
+MAX_KINDS = 4096  # kinds of calls whose dtypes are cached
 
 # The result always has the first operand's dtype, so PyTorch's meta function is not called at all. It would import
 # SymPy in the first backward pass, which takes as long as `import torch`.
 _OF_ITS_DTYPE = {"aten::fill.Scalar", "aten::fill_.Scalar", "aten::zero", "aten::zero_"}
 
 # The results' dtypes by kind of call; empty if the rule and PyTorch disagree.
-_dtypes: Recent[Hashable, tuple[torch.dtype | None, ...]] = Recent(MOST_KINDS)
+_dtypes: LruCache[Hashable, tuple[torch.dtype | None, ...]] = LruCache(MAX_KINDS)
 
 
 class Rule(NamedTuple):
@@ -344,7 +344,7 @@ def _times_vector(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     return list(matrix.shape[:-1])
 
 
-def _dealt(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+def _channel_shuffled(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     (self,) = tensors
     if inputs["groups"] < 1 or self.shape[1] % inputs["groups"] != 0:
         raise RuntimeError("the number of channels is not a multiple of the groups")
@@ -414,7 +414,7 @@ RULES = {
     "arange": Rule(_arranged, _contiguous),
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Rule(_loss, _as_iterated_or_single)),
     "cat": Rule(_joined, _as_suggested),
-    "channel_shuffle": Rule(_dealt, _as_suggested),
+    "channel_shuffle": Rule(_channel_shuffled, _as_suggested),
     "dot": Rule(_times_vector, _contiguous),
     "embedding": Rule(_looked_up, _contiguous),
     "flip": Rule(_kept, _as_first_of_elements),

@@ -58,7 +58,7 @@ def in_order(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
     return strides
 
 
-def lie_side_by_side(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
+def are_adjacent(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
     """Whether a tensor is dense in this order of dimensions. Dimensions of size 1 can have any stride."""
     expected: Any = 1
     for dim in order:
@@ -71,12 +71,12 @@ def lie_side_by_side(sizes: Sequence[Any], strides: Sequence[Any], order: Sequen
 
 def is_contiguous(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     """As Tensor.is_contiguous: true for tensors without elements."""
-    return lie_side_by_side(sizes, strides, range(len(sizes) - 1, -1, -1)) or any(size == 0 for size in sizes)
+    return are_adjacent(sizes, strides, range(len(sizes) - 1, -1, -1)) or any(size == 0 for size in sizes)
 
 
 def is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     """As Tensor.is_contiguous(memory_format=torch.channels_last), or channels_last_3d."""
-    return len(sizes) in CHANNELS_LAST and lie_side_by_side(sizes, strides, CHANNELS_LAST[len(sizes)])
+    return len(sizes) in CHANNELS_LAST and are_adjacent(sizes, strides, CHANNELS_LAST[len(sizes)])
 
 
 def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
@@ -96,7 +96,7 @@ def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     if any(size == 0 for size in sizes):
         return True
     counted = sorted((dim for dim in range(len(sizes)) if sizes[dim] > 1), key=lambda dim: number_now(strides[dim]))
-    if lie_side_by_side(sizes, strides, counted):
+    if are_adjacent(sizes, strides, counted):
         return True
     # Not dense in the order of strides. Guard that order, as the answer depends on it.
     for one, other in itertools.pairwise(counted):

@@ -242,22 +242,22 @@ class Node:
     # Layout queries of tensors with symbolic sizes.
 
     def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self._asked("is_contiguous", sizes, strides)
+        return self._query("is_contiguous", sizes, strides)
 
     def is_channels_last_contiguous_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self._asked("is_channels_last", sizes, strides)
+        return self._query("is_channels_last", sizes, strides)
 
     is_channels_last_contiguous_3d = is_channels_last_contiguous_2d
 
     def is_channels_last_strides_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self._asked("has_channels_last_strides", sizes, strides)
+        return self._query("has_channels_last_strides", sizes, strides)
 
     is_channels_last_strides_3d = is_channels_last_strides_2d
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self._asked("is_dense", sizes, strides)
+        return self._query("is_dense", sizes, strides)
 
-    def _asked(self, question: Text, *numbers: Sequence[Node]) -> Node:
+    def _query(self, question: Text, *numbers: Sequence[Node]) -> Node:
         """The answer is a constant, as its computation leaves guards."""
         return self.wrap_bool(getattr(layouts, question)(*([shell(one) for one in each] for each in numbers)))
 

@@ -73,21 +73,21 @@ def _viewed(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = No
     return made
 
 
-def _as_it_lies(tracer: Any, tensor: Any) -> Any:
+def _without_lazy_bits(tracer: Any, tensor: Any) -> Any:
     """Returns an alias without the conjugate and negative bits."""
     return tracer.make(
         tensor.memory, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
     )
 
 
-def _is_left_open(size: Any) -> bool:
+def _is_inferred(size: Any) -> bool:
     return bool(size == -1)  # leaves a guard, as a symbol that comes from an argument can be -1
 
 
 def _view(tracer: Any, tensor: Any, sizes: Sequence[Any]) -> Any:
     sizes = list(sizes)
     for position, size in enumerate(sizes):
-        if _is_left_open(size):
+        if _is_inferred(size):
             sizes[position] = tensor.numel() // math.prod(sizes[:position] + sizes[position + 1 :])
     if tensor.numel() != math.prod(sizes):
         raise RuntimeError("the view has another number of elements")
@@ -113,10 +113,10 @@ def _expand(tracer: Any, tensor: Any, sizes: Sequence[Any], implicit: bool = Fal
             size, step = tensor.shape[dim - missing], tensor.stride(dim - missing)
         else:
             size, step = 1, made[-1][0] * made[-1][1] if made else 1
-        is_left_open = _is_left_open(sizes[dim])
-        if is_left_open and dim < missing:
+        is_inferred = _is_inferred(sizes[dim])
+        if is_inferred and dim < missing:
             raise RuntimeError("the size of a new dimension is -1")
-        wanted = size if is_left_open else sizes[dim]
+        wanted = size if is_inferred else sizes[dim]
         if wanted != size:
             if size != 1:
                 raise RuntimeError("the sizes do not match")
@@ -281,19 +281,19 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
         raise Untraceable("it copies a tensor from outside the call")
     if to is source or to.memory.base == "meta":
         return to
-    way = _C.copy_way(_CopyFacts(to, source))
-    if way == _C.CopyWay.Nothing:
+    method = _C.copy_method(_CopyFacts(to, source))
+    if method == _C.CopyMethod.Nothing:
         return to
     tracer.check_overlaps([to], [source])
     if to.numel() == 0:
         return to
-    if way == _C.CopyWay.Bytes:
-        as_they_lie = [tracer.place(_as_it_lies(tracer, one)) for one in (to, source)]
-        tracer.builder.copy(*as_they_lie, quantity(to.numel() * to.itemsize))
+    if method == _C.CopyMethod.Bytes:
+        plain = [tracer.place(_without_lazy_bits(tracer, one)) for one in (to, source)]
+        tracer.builder.copy(*plain, quantity(to.numel() * to.itemsize))
         return to
     conjugate, negate = source.is_conj() != to.is_conj(), source.is_neg() != to.is_neg()
     registry.planned["backplane::copy_elements"](
-        _as_it_lies(tracer, source), _as_it_lies(tracer, to), conjugate, negate
+        _without_lazy_bits(tracer, source), _without_lazy_bits(tracer, to), conjugate, negate
     )
     return to
 

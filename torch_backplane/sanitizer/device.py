@@ -21,7 +21,7 @@ from torch_backplane.interpreter.language import NoCompiler
 from torch_backplane.interpreter.library import Interpreter, integers
 from torch_backplane.interpreter.opencl_c import OpenCLC
 from torch_backplane.kernels.target import Target
-from torch_backplane.sanitizer.findings import Finding, KernelSanitizerError, RawFinding, in_words
+from torch_backplane.sanitizer.findings import Finding, KernelSanitizerError, RawFinding, described
 
 LANGUAGE = OpenCLC()
 
@@ -86,7 +86,7 @@ def take() -> list[Finding]:
     count = functions.sanitizer_take(None, 0)
     raw = (RawFinding * (count + 64))()
     count = min(functions.sanitizer_take(raw, len(raw)), len(raw))
-    return [in_words(one, interpreter().kernel(one.kernel)) for one in raw[:count]]
+    return [described(one, interpreter().kernel(one.kernel)) for one in raw[:count]]
 
 
 @contextlib.contextmanager

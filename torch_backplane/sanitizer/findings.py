@@ -71,7 +71,7 @@ def _place(item: int, group: int) -> str:
     return f"work item {item} of group {group}"
 
 
-def in_words(raw: RawFinding, kernel: Kernel) -> Finding:
+def described(raw: RawFinding, kernel: Kernel) -> Finding:
     who = _place(raw.item, raw.group)
     other = f"{_place(raw.other_item, raw.other_group)} {_VERBS[raw.other_access]}"
     argument, index = "", raw.offset

@@ -41,10 +41,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_backplane import _C
 
-MOST_FRAMES = 20
+MAX_FRAMES = 20
 """Number of innermost stack frames that an error shows."""
 
-MOST_RUNS = 256
+MAX_RUNS = 256
 """Maximum number of separate memory ranges of a tensor that are checked. Further ranges are ignored."""
 
 # Operators whose results are uninitialized memory.
@@ -119,7 +119,7 @@ class Memory:
         self._starts.insert(place + 1, at)
         self._intervals.insert(place + 1, right)
 
-    def touching(self, start: int, end: int) -> list[_Interval]:
+    def overlapping(self, start: int, end: int) -> list[_Interval]:
         """Return the intervals with bytes in [start, end), after splitting those that extend beyond it."""
         self._split(start)
         self._split(end)
@@ -136,7 +136,7 @@ class Memory:
     def read(self, start: int, end: int, access: Access) -> None:
         """Record a read of the bytes from start to end."""
         place = start
-        for interval in self.touching(start, end):
+        for interval in self.overlapping(start, end):
             if place < interval.start:
                 self._insert(_Interval(place, interval.start, None, {access.stream: access}))
             interval.reads[access.stream] = access
@@ -167,7 +167,7 @@ class Order:
         self._events: dict[int, Clock] = {}
         self._host: Clock = {}  # operators that the host has waited for
         self._numbers = itertools.count(1)
-        self._under_way = threading.local()
+        self._current = threading.local()
 
     @contextmanager
     def operator(self) -> Iterator[int]:
@@ -176,16 +176,16 @@ class Order:
         A wait for a stream in the block includes this operator's work on that stream; item(), for example, waits for
         its own copy.
         """
-        around = self._number_under_way()
-        self._under_way.number = number = next(self._numbers)
+        around = self._current_number()
+        self._current.number = number = next(self._numbers)
         try:
             yield number
         finally:
-            self._under_way.number = around
+            self._current.number = around
 
-    def _number_under_way(self) -> int:
+    def _current_number(self) -> int:
         """Return the number of the operator that the calling thread is running, or 0."""
-        return getattr(self._under_way, "number", 0)
+        return getattr(self._current, "number", 0)
 
     def give(self, stream: StreamKey, number: int) -> None:
         """Submit the operator with this number to the stream."""
@@ -223,7 +223,7 @@ class Order:
         """Return the clock of the stream, including what the host has waited for and the running operator."""
         clock = dict(self._streams.get(stream, {}))
         _merge(clock, self._host)
-        if number := self._number_under_way():
+        if number := self._current_number():
             clock[stream] = number
         return clock
 
@@ -264,7 +264,7 @@ def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
             others.append((step, size))
     starts = [start]
     for step, size in others:
-        starts = [start + index * step for index in range(min(size, MOST_RUNS)) for start in starts][:MOST_RUNS]
+        starts = [start + index * step for index in range(min(size, MAX_RUNS)) for start in starts][:MAX_RUNS]
     return [(start, start + length) for start in starts]
 
 
@@ -300,7 +300,7 @@ class Sanitizer(TorchDispatchMode):
         made = [] if _UNWRITTEN.match(name) else list(self._made(func._schema, result, args, kwargs))
         if given or made:
             stack = traceback.StackSummary.extract(
-                traceback.walk_stack(None), limit=MOST_FRAMES + 1, lookup_lines=False
+                traceback.walk_stack(None), limit=MAX_FRAMES + 1, lookup_lines=False
             )
             stack.reverse()
             del stack[-1:]  # this function
@@ -359,7 +359,7 @@ class Sanitizer(TorchDispatchMode):
             access = Access(stream, number, writes, operator, argument, stack)
             memory = self._memory_of(stream.device)
             for start, end in _runs(tensor):
-                for interval in memory.touching(start, end):
+                for interval in memory.overlapping(start, end):
                     before = [*interval.reads.values()] if writes else []
                     before += [interval.write] if interval.write is not None else []
                     for other in before:

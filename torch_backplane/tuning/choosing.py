@@ -117,7 +117,7 @@ class Context:
         self._lock = threading.RLock()
         self._results: dict[int, dict[Problem, Result]] = {}
         self._benchmarked: dict[int, dict[Problem, Result]] = {}
-        self._asked: set[tuple[int, Problem]] = set()  # recorded in the file of untuned problems
+        self._recorded: set[tuple[int, Problem]] = set()  # recorded in the file of untuned problems
         self._unwritable: set[Path] = set()
         for name, (suffix, read) in VARIABLES.items():
             text = os.environ.get(PREFIX + suffix)
@@ -211,9 +211,9 @@ class Context:
     def record_untuned(self, device: int, problem: Problem) -> None:
         path = self.path(device, "untuned_filename")
         with self._lock:
-            if (device, problem) in self._asked or path in self._unwritable:
+            if (device, problem) in self._recorded or path in self._unwritable:
                 return
-            self._asked.add((device, problem))
+            self._recorded.add((device, problem))
             try:
                 add_problem(path, problem)
             except OSError as error:

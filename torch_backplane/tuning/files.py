@@ -96,7 +96,7 @@ def add_result(path: Path, validators: Validators, problem: Problem, result: Res
     Raises:
         OSError: the file cannot be written.
     """
-    _make(path, (f"Validator,{name},{value}" for name, value in validators.items()))
+    _write_new(path, (f"Validator,{name},{value}" for name, value in validators.items()))
     _append(path, f"{problem.name},{problem.parameters},{result.candidate},{result.milliseconds:.6g}")
 
 
@@ -119,7 +119,7 @@ def write_results(path: Path, validators: Validators, results: Mapping[Problem, 
     lines += [
         f"{one.name},{one.parameters},{result.candidate},{result.milliseconds:.6g}" for one, result in results.items()
     ]
-    os.replace(_written_beside(path, lines), path)
+    os.replace(_temporary_file(path, lines), path)
 
 
 def _lines(path: Path) -> Iterable[tuple[int, list[str]]]:
@@ -132,10 +132,10 @@ def _lines(path: Path) -> Iterable[tuple[int, list[str]]]:
             yield number, [field.strip() for field in line.split(",")]
 
 
-def _make(path: Path, lines: Iterable[str]) -> None:
+def _write_new(path: Path, lines: Iterable[str]) -> None:
     if path.exists():
         return
-    made = _written_beside(path, lines)
+    made = _temporary_file(path, lines)
     try:
         os.link(made, path)  # atomic: the file appears with all its lines
     except FileExistsError:
@@ -144,7 +144,7 @@ def _make(path: Path, lines: Iterable[str]) -> None:
         made.unlink()
 
 
-def _written_beside(path: Path, lines: Iterable[str]) -> Path:
+def _temporary_file(path: Path, lines: Iterable[str]) -> Path:
     made = path.with_name(f".{path.name}.{os.getpid()}")
     made.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return made

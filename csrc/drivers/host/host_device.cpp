@@ -166,12 +166,12 @@ class HostQueue {
 
   // Does nothing in the thread of a queue, which could wait for itself.
   void wait_for_room() {
-    if (is_server || pending_.load(std::memory_order_acquire) < kMostWaiting) {
+    if (is_server || pending_.load(std::memory_order_acquire) < kMaxWaiting) {
       return;
     }
     const GilReleased released;
     std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostWaiting; });
+    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMaxWaiting; });
   }
 
   void serve() {

@@ -166,7 +166,7 @@ class Widths {
     size_t& widest = widest_[size.group_size];
     if (width(size) > widest) {
       finish_all(queue);
-      if (bounded && width(size) <= kMostPadded) {
+      if (bounded && width(size) <= kMaxPadded) {
         for (size_t i = 0; i < size.global_size.size(); ++i) {
           size.global_size[i] = c10::llvm::PowerOf2Ceil(size.global_size[i] / size.group_size[i]) * size.group_size[i];
         }
@@ -182,7 +182,7 @@ class Widths {
 
  private:
   // Wider launches take milliseconds, which hides the wait. The limit also keeps padded sizes from overflowing.
-  static constexpr size_t kMostPadded = size_t{1} << 22;
+  static constexpr size_t kMaxPadded = size_t{1} << 22;
 
   static size_t width(const LaunchSpec& size) {
     return *std::max_element(size.global_size.begin(), size.global_size.end());

@@ -162,55 +162,56 @@ class Applications {
   }
 
   std::shared_ptr<Application> get(const Key& key) {
-    std::list<Kept> gone; // destroyed after the lock is released
+    std::list<Entry> evicted; // destroyed after the lock is released
     const std::lock_guard<std::mutex> guard(mutex_);
-    const auto found = std::find_if(kept_.begin(), kept_.end(), [&key](const Kept& one) { return one.first == key; });
-    if (found != kept_.end()) {
-      kept_.splice(kept_.begin(), kept_, found);
+    const auto found =
+        std::find_if(entries_.begin(), entries_.end(), [&key](const Entry& one) { return one.first == key; });
+    if (found != entries_.end()) {
+      entries_.splice(entries_.begin(), entries_, found);
       return found->second;
     }
     auto made = std::make_shared<Application>();
-    kept_.emplace_front(key, made);
-    shrink(gone);
+    entries_.emplace_front(key, made);
+    shrink(evicted);
     return made;
   }
 
   size_t size() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return kept_.size();
+    return entries_.size();
   }
 
   size_t most() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return most_;
+    return max_size_;
   }
 
   void limit(size_t most) {
-    std::list<Kept> gone;
+    std::list<Entry> evicted;
     const std::lock_guard<std::mutex> guard(mutex_);
-    most_ = most;
-    shrink(gone);
+    max_size_ = most;
+    shrink(evicted);
   }
 
  private:
-  using Kept = std::pair<Key, std::shared_ptr<Application>>;
+  using Entry = std::pair<Key, std::shared_ptr<Application>>;
 
-  void shrink(std::list<Kept>& gone) {
-    while (kept_.size() > most_) {
-      gone.splice(gone.begin(), kept_, std::prev(kept_.end()));
+  void shrink(std::list<Entry>& evicted) {
+    while (entries_.size() > max_size_) {
+      evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
     }
   }
 
   std::mutex mutex_;
-  std::list<Kept> kept_;
-  size_t most_ = 128;
+  std::list<Entry> entries_;
+  size_t max_size_ = 128;
 };
 
 // Memory as a whole buffer, because VkFFT does not support offsets: the buffer itself, a sub-buffer, or a copy if the
 // device does not allow a sub-buffer at the offset.
-class Whole {
+class WholeBuffer {
  public:
-  Whole(const CArgument& given, size_t bytes, const Key& key, size_t alignment, bool is_read)
+  WholeBuffer(const CArgument& given, size_t bytes, const Key& key, size_t alignment, bool is_read)
       : memory_(given.memory), given_(given), bytes_(bytes), queue_(key.queue) {
     if (given.offset == 0) {
       return;
@@ -233,9 +234,9 @@ class Whole {
       }
     }
   }
-  Whole(const Whole&) = delete;
-  Whole& operator=(const Whole&) = delete;
-  ~Whole() {
+  WholeBuffer(const WholeBuffer&) = delete;
+  WholeBuffer& operator=(const WholeBuffer&) = delete;
+  ~WholeBuffer() {
     if (owned_ != nullptr) {
       vkfft.release(owned_); // OpenCL keeps it until the commands that use it are complete
     }
@@ -284,7 +285,7 @@ int transform(void* queue, const CArgument* arguments, uint64_t count) {
     const size_t in_bytes = kind == kComplex ? 2 * reals : kind == kRealToComplex ? reals : half;
     const size_t out_bytes = kind == kComplex ? 2 * reals : kind == kRealToComplex ? half : reals;
     const size_t aligned = std::max<size_t>(1, alignment / 8);
-    const Whole out(arguments[0], out_bytes, key, aligned, false), in(arguments[1], in_bytes, key, aligned, true);
+    const WholeBuffer out(arguments[0], out_bytes, key, aligned, false), in(arguments[1], in_bytes, key, aligned, true);
     Applications::all().get(key)->transform(key, device, inverse != 0, in.memory(), out.memory());
     out.write_back();
     return 0;
@@ -325,7 +326,7 @@ size_t vkfft_applications() {
   return Applications::all().size();
 }
 
-size_t vkfft_most_applications() {
+size_t vkfft_max_applications() {
   return Applications::all().most();
 }
 

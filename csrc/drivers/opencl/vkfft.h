@@ -18,7 +18,7 @@ std::map<std::string, uintptr_t> vkfft_transforms(const std::map<std::string, ui
 // The cache of VkFFT applications: the kernels that VkFFT builds for each size, batch and queue. The number of cached
 // applications, and its limit. The least recently used ones are evicted.
 size_t vkfft_applications();
-size_t vkfft_most_applications();
+size_t vkfft_max_applications();
 void vkfft_limit_applications(size_t most);
 
 } // namespace backplane

@@ -109,13 +109,13 @@ class Programs:
                 program._build(options=_options().encode())
         except cl.Error as error:
             raise cl.RuntimeError(
-                cl._cl._ErrorRecord(msg=f"{error}\n{self._said(program)}", code=error.code, routine=error.routine)
+                cl._cl._ErrorRecord(msg=f"{error}\n{self._build_log(program)}", code=error.code, routine=error.routine)
             ) from None
-        if said := self._said(program):
-            _log.debug("the compiler of %s said: %s", self._device.name, said)
+        if log := self._build_log(program):
+            _log.debug("the build log of %s: %s", self._device.name, log)
         return cl.Program(program)
 
-    def _said(self, program: Any) -> str:
+    def _build_log(self, program: Any) -> str:
         try:
             return str(program.get_build_info(self._device, cl.program_build_info.LOG) or "").strip()
         except cl.Error as error:

@@ -69,7 +69,7 @@ class Stream:
         self.health = health
         self.queue = queue or cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._lock = threading.Lock()  # PyOpenCL releases the GIL
-        self._under_way: deque[cl.Event] = deque()
+        self._pending: deque[cl.Event] = deque()
         self.is_marked = False  # set by launched_natively(), reset by a query
         self._failed: int | None = None  # the status of the first failed command, until synchronize() raises it
 
@@ -77,7 +77,7 @@ class Stream:
         """Submit a command: `enqueue(queue, *arguments, **options)`."""
         with self.health.watch(), self._lock:
             event = enqueue(self.queue, *arguments, **options)
-            self._under_way.append(event)
+            self._pending.append(event)
             self.queue.flush()  # other queues and polling threads can wait for it
             self._forget_done()
         return event
@@ -85,13 +85,13 @@ class Stream:
     def is_done(self) -> bool:
         with self.health.watch(), self._lock:
             self._forget_done()
-            return not self._under_way
+            return not self._pending
 
     def synchronize(self) -> None:
         """Wait for all commands. Raises the error of the first failed command, once."""
         with self.health.watch():
             with self._lock:
-                latest = self._under_way[-1] if self._under_way else None
+                latest = self._pending[-1] if self._pending else None
             self.queue.finish()
             # After a clFlush, clFinish of Mesa 22.3 returns while commands are running.
             if latest is not None and latest.command_execution_status > cl.command_execution_status.COMPLETE:
@@ -104,13 +104,13 @@ class Stream:
             raise self.health.error("an earlier command failed with", failed)
 
     def _forget_done(self) -> None:
-        while self._under_way:
-            status = self._under_way[0].command_execution_status
+        while self._pending:
+            status = self._pending[0].command_execution_status
             if status > cl.command_execution_status.COMPLETE:
                 return
             if status < 0 and self._failed is None:
                 self._failed = status
-            self._under_way.popleft()
+            self._pending.popleft()
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class Staging:
         source = np.frombuffer(host_memory, np.uint8)
         with self._lock:
             for start in range(0, len(source), self.piece):
-                piece = self._take()
+                piece = self._acquire()
                 part = piece.memory[: min(self.piece, len(source) - start)]
                 part[:] = source[start : start + len(part)]
                 piece.event = stream.submit(
@@ -68,14 +68,14 @@ class Staging:
         before: tuple[Piece, int] | None = None
         with self._lock:
             for start in range(0, len(destination), self.piece):
-                piece = self._take()
+                piece = self._acquire()
                 part = piece.memory[: min(self.piece, len(destination) - start)]
                 piece.event = stream.submit(cl.enqueue_copy, part, source, src_offset=offset + start, is_blocking=False)
                 self._empty(before, destination)
                 before = (piece, start)
             self._empty(before, destination)
 
-    def _take(self) -> Piece:
+    def _acquire(self) -> Piece:
         """Return the least recently used buffer, after the device has finished with it."""
         self._pieces.reverse()
         self._pieces[0].wait()

@@ -14,19 +14,19 @@ from torch_backplane.kernels.templates.sort import LOW, Runs, cut_size, key_func
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 _BLOCK = 16  # elements that are tested together for keys to keep
-_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # maximum number of keys that a work item keeps; rows have no smaller chunks
+_MAX_KEPT, _MIN_CHUNK = 256, 4096  # maximum number of keys that a work item keeps; rows have no smaller chunks
 _KEPT_PART = 8  # at most 1 / _KEPT_PART of a chunk is kept
 
 
 def suits_keeping(target: Target, size: int, k: int) -> bool:
     """Whether `keep_runs` is faster than sorting for the first `k` elements of rows of `size`."""
-    return not target.simt and 0 < k <= _MOST_KEPT and _KEPT_PART * k <= size and size >= _LEAST_CHUNK // 4
+    return not target.simt and 0 < k <= _MAX_KEPT and _KEPT_PART * k <= size and size >= _MIN_CHUNK // 4
 
 
 def kept_runs(target: Target, self: torch.Tensor, k: int) -> tuple[Runs, int]:
     """New runs for `keep_runs` to write for `self`, and the size of the chunks."""
     rows, size = self.shape
-    chunks = max(1, min(-(-target.enough_groups // rows), size // max(_LEAST_CHUNK, _KEPT_PART * k)))
+    chunks = max(1, min(-(-target.enough_groups // rows), size // max(_MIN_CHUNK, _KEPT_PART * k)))
     chunk = -(-size // chunks)
     return new_runs(self, rows, cut_size(size, chunk, k), k), chunk
 

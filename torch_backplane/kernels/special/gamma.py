@@ -105,7 +105,7 @@ def mvlgamma(x: Expression, p: Expression, constant: Expression) -> Expression:
 
 # Incomplete gamma functions. The series needs about sqrt(a) terms where x is near a, and far fewer elsewhere.
 
-_MOST_TERMS = 1 << 16
+_MAX_TERMS = 1 << 16
 _LARGE = 1e4
 # Coefficients of Temme's expansion (DLMF 8.12.12): a row for each power of 1/a, by powers of eta.
 _TEMME = (
@@ -147,7 +147,7 @@ def _by_fraction(a: Expression, x: Expression, used: Expression) -> Expression:
     small = 1e-30
 
     def more(count: Expression, change: Expression, *_: Expression) -> Expression:
-        return (f.absolute(change - 1.0) > tiny) & (count < _MOST_TERMS)
+        return (f.absolute(change - 1.0) > tiny) & (count < _MAX_TERMS)
 
     def step(
         count: Expression, change: Expression, a: Expression, b: Expression, c: Expression, d: Expression, h: Expression

@@ -27,7 +27,7 @@ from torch_backplane.kernels.templates.tiles import (
     PER_ITEM,
     add_parts,
     divide,
-    most_parts,
+    max_parts,
     room,
     side_of,
     summed,
@@ -41,7 +41,7 @@ _INDEX = 8  # bytes of an index, at most
 
 
 @dataclass(frozen=True)
-class Way:
+class IndexMap:
     """A mapping of a linear index (j or k) to positions in b.
 
     The index has one coordinate for channels or images, then one for each spatial dimension.
@@ -79,8 +79,8 @@ class Sums:
 
     groups: int
     rows: int
-    k: Way
-    j: Way
+    k: IndexMap
+    j: IndexMap
     a_group: int
     a_row: int
     a_steps: tuple[int, ...]
@@ -100,9 +100,9 @@ class Sums:
         found = {"batches": self.groups, "rows": self.rows, "columns": self.j.count, "depth": self.k.count}
         found |= {"a_group": self.a_group, "a_row": self.a_row, "b_group": self.b_group}
         found |= {"out_group": self.out_group, "out_row": self.out_row}
-        for name, way in (("k", self.k), ("j", self.j)):
-            found |= {f"{name}_outer": way.outer, **named(f"{name}_size", way.sizes)}
-            found |= {**named(f"{name}_move", way.moves), **named(f"{name}_start", way.starts)}
+        for name, axis in (("k", self.k), ("j", self.j)):
+            found |= {f"{name}_outer": axis.outer, **named(f"{name}_size", axis.sizes)}
+            found |= {**named(f"{name}_move", axis.moves), **named(f"{name}_start", axis.starts)}
         found |= {**named("a_step", self.a_steps), **named("out_step", self.out_steps)}
         return found | {**named("image", self.image), **named("image_step", self.image_steps)}
 
@@ -116,8 +116,8 @@ def forward(values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, gro
     return Sums(
         groups=groups,
         rows=channels,
-        k=Way((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
-        j=Way((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
+        k=IndexMap((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
+        j=IndexMap((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
         a_group=channels * weight.stride(0),
         a_row=weight.stride(0),
         a_steps=weight.stride()[1:],
@@ -137,8 +137,8 @@ def of_image(image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, gr
     return Sums(
         groups=groups,
         rows=of_group,
-        k=Way((channels, *w.window), values.stride(1), tuple(-apart for apart in w.dilation), _none(w)),
-        j=Way((image.shape[0], *w.image), values.stride(0), (1,) * w.rank, w.padding),
+        k=IndexMap((channels, *w.window), values.stride(1), tuple(-apart for apart in w.dilation), _none(w)),
+        j=IndexMap((image.shape[0], *w.image), values.stride(0), (1,) * w.rank, w.padding),
         a_group=channels * weight.stride(0),
         a_row=weight.stride(1),
         a_steps=(weight.stride(0), *weight.stride()[2:]),
@@ -158,8 +158,8 @@ def of_weight(weight: torch.Tensor, values: torch.Tensor, image: torch.Tensor, g
     return Sums(
         groups=groups,
         rows=channels,
-        k=Way((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
-        j=Way((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
+        k=IndexMap((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
+        j=IndexMap((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
         a_group=channels * values.stride(1),
         a_row=values.stride(1),
         a_steps=(values.stride(0), *values.stride()[2:]),
@@ -225,7 +225,7 @@ def gathered(
         ).launch()
         return [alone]
     spec = partial(spec, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
-    most = most_parts(kind, out.numel(), workspace)
+    most = max_parts(kind, out.numel(), workspace)
     tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
     text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
@@ -253,17 +253,17 @@ def gathered(
     return [first, *add_parts(dialect, "convolution", results, parts, added)]
 
 
-def _places(way: str, rank: int) -> list[str]:
-    return [f"{way}_at{d}" for d in range(rank)]
+def _places(axis: str, rank: int) -> list[str]:
+    return [f"{axis}_at{d}" for d in range(rank)]
 
 
-def _coordinates(way: str, rank: int) -> str:
-    """Returns statements that declare the coordinates of index `way`, and its position along each spatial dimension."""
-    names = [f"{way}{d}" for d in range(rank + 1)]
-    lines = [split(way, [f"{way}_size{d}" for d in range(rank + 1)], names)]
+def _coordinates(axis: str, rank: int) -> str:
+    """Returns statements that declare the coordinates of index `axis`, and its positions along spatial dimensions."""
+    names = [f"{axis}{d}" for d in range(rank + 1)]
+    lines = [split(axis, [f"{axis}_size{d}" for d in range(rank + 1)], names)]
     lines += [
-        f"const index_t {place} = {way}{d + 1} * {way}_move{d} + {way}_start{d};"
-        for d, place in enumerate(_places(way, rank))
+        f"const index_t {place} = {axis}{d + 1} * {axis}_move{d} + {axis}_start{d};"
+        for d, place in enumerate(_places(axis, rank))
     ]
     return " ".join(lines)
 
@@ -272,13 +272,13 @@ def _sum(terms: Sequence[str]) -> str:
     return " + ".join(terms)
 
 
-def _from(way: str, rank: int) -> str:
-    """Returns an expression for the offset in b that index `way` adds."""
-    return _sum([f"{way}0 * {way}_outer", *(f"{at} * image_step{d}" for d, at in enumerate(_places(way, rank)))])
+def _from(axis: str, rank: int) -> str:
+    """Returns an expression for the offset in b that index `axis` adds."""
+    return _sum([f"{axis}0 * {axis}_outer", *(f"{at} * image_step{d}" for d, at in enumerate(_places(axis, rank)))])
 
 
-def _steps(operand: str, way: str, rank: int) -> str:
-    return _sum([f"{way}{d} * {operand}_step{d}" for d in range(rank + 1)])
+def _steps(operand: str, axis: str, rank: int) -> str:
+    return _sum([f"{axis}{d} * {operand}_step{d}" for d in range(rank + 1)])
 
 
 def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
@@ -289,8 +289,8 @@ def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: boo
         f"{name}[{tile}]" for name in ("j_from", *([] if divided else ["j_out"]), *(f"j_place{d}" for d in range(rank)))
     ]
     keep_k, keep_j = (
-        " ".join(f"{way}_place{d}[{index}] = {at};" for d, at in enumerate(_places(way, rank)))
-        for way, index in (("k", "e"), ("j", "ITEM"))
+        " ".join(f"{axis}_place{d}[{index}] = {at};" for d, at in enumerate(_places(axis, rank)))
+        for axis, index in (("k", "e"), ("j", "ITEM"))
     )
 
     group = side * side

@@ -122,7 +122,7 @@ class _Data(NamedTuple):
             numbers={"scale": (self.value, self.scale)},
             body=body,
             value=self.value,
-            functions=_turns(self.value),
+            functions=_twiddles(self.value),
             strided={"x", "out"},
             **options,
         ).launch()
@@ -227,7 +227,7 @@ def fft_chirp(dialect: Dialect, out: torch.Tensor, size: int, *, inverse: bool) 
         items=out.numel(),
         value=value,
         types={"square_t": torch.int64},
-        functions=_turns(value),
+        functions=_twiddles(value),
     ).launch()
 
 
@@ -240,7 +240,7 @@ store_out(2 * item + 1, down ? -s : s);
 """
 
 
-def _turns(value: torch.dtype) -> str:
+def _twiddles(value: torch.dtype) -> str:
     return _TURN.replace("$cosine", _series(value, 0)).replace("$sine", _series(value, 1))
 
 
@@ -373,8 +373,8 @@ class _Butterfly:
         parts = [self.transform(x[start::prime]) for start in range(prime)]
         results: list[_Number] = [("", "")] * size
         for k in range(rows):
-            turned = [self._turned(part[k], start * k, size) for start, part in enumerate(parts)]
-            for q, one in enumerate(self.transform(turned)):
+            rotated = [self._rotated(part[k], start * k, size) for start, part in enumerate(parts)]
+            for q, one in enumerate(self.transform(rotated)):
                 results[k + rows * q] = one
         return results
 
@@ -404,7 +404,7 @@ class _Butterfly:
             f" + {_constant(function(angle))} * {one[part]}" for one, angle in zip(numbers, angles, strict=True)
         )
 
-    def _turned(self, x: _Number, steps: int, size: int) -> _Number:
+    def _rotated(self, x: _Number, steps: int, size: int) -> _Number:
         """Returns x rotated clockwise by `steps` / `size` of a circle."""
         eighths, rest = divmod(8 * (steps % size), size)
         if rest == 0 and eighths % 2 == 0:

@@ -34,7 +34,7 @@ from torch_backplane.kernels.templates.tiles import (
     batch_start,
     divide,
     factors,
-    most_parts,
+    max_parts,
     room,
     side_of,
     store_result,
@@ -104,7 +104,7 @@ def matmul(
     short, functions = depth < SHORT and kind.value == out.dtype, ""
     if side is not None:
         in_parts = summed(out.dtype, reduced)
-        most = most_parts(in_parts, out.numel(), workspace) if divides and not form.endswith(_WHOLE) else 1
+        most = max_parts(in_parts, out.numel(), workspace) if divides and not form.endswith(_WHOLE) else 1
         tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
         if tiles.parts > 1:
             parts = room(in_parts, tiles.parts, out.numel(), out.device)

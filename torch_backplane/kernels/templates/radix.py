@@ -29,11 +29,11 @@ from torch_backplane.kernels.templates.sort import key_function
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 _RUN = 4  # elements of a tile per work item of a team
-_LEAST_CHUNK = 4096  # minimum elements of a chunk
+_MIN_CHUNK = 4096  # minimum elements of a chunk
 _DIGIT_BITS = {False: 8, True: 4}  # by Target.simt
 _SIDES = 3  # less, equal, greater
-_LEAST_SORTED = {False: 256, True: 1024}  # minimum row size by Target.simt: merging is faster for shorter rows
-_LEAST_SELECTED, _FEWEST = 8192, 32  # minimum row size and minimum k for `select`: otherwise merging is faster
+_MIN_SORTED = {False: 256, True: 1024}  # minimum row size by Target.simt: merging is faster for shorter rows
+_MIN_SELECTED, _FEWEST = 8192, 32  # minimum row size and minimum k for `select`: otherwise merging is faster
 _PART = 16  # if k is at most 1/_PART of a row, the row is not sorted completely
 
 # The range of bits in which the keys of a dtype can differ. float16 and bfloat16 use float32's keys.
@@ -42,12 +42,12 @@ _BITS = {torch.float16: (13, 32), torch.bfloat16: (16, 32), torch.bool: (0, 1)}
 
 def suits_sorting(target: Target, size: int, k: int) -> bool:
     """Whether `radix_sort` finds the first `k` elements of rows of `size` faster than merging."""
-    return size >= _LEAST_SORTED[target.simt] and _PART * k > size and _has_room(target)
+    return size >= _MIN_SORTED[target.simt] and _PART * k > size and _has_room(target)
 
 
 def suits_selection(target: Target, size: int, k: int) -> bool:
     """Whether `select`, followed by a sort, finds the first `k` elements of rows of `size` faster."""
-    return size >= _LEAST_SELECTED and k >= _FEWEST and _PART * k <= size and _has_room(target)
+    return size >= _MIN_SELECTED and k >= _FEWEST and _PART * k <= size and _has_room(target)
 
 
 def _has_room(target: Target) -> bool:
@@ -61,7 +61,7 @@ def _team(target: Target) -> int:
 
 def _chunks(target: Target, rows: int, size: int) -> int:
     """Returns the number of chunks of each row."""
-    return max(1, min(-(-target.enough_groups // rows), size // _LEAST_CHUNK))
+    return max(1, min(-(-target.enough_groups // rows), size // _MIN_CHUNK))
 
 
 def _shifts(target: Target, dtype: torch.dtype) -> list[int]:

@@ -30,7 +30,7 @@ _RUN = 4  # consecutive elements of a tile per work item
 # With 2 to 7 columns, one work item scans each line if there are this many elements in a line or this many lines. The
 # elements of a team would be far apart, and all teams would read the same sectors.
 _MANY = 1024
-_LEAST_CHUNK = {True: 4096, False: 64}  # minimum elements of a work item's chunk: on CPUs, on SIMT targets
+_MIN_CHUNK = {True: 4096, False: 64}  # minimum elements of a work item's chunk: on CPUs, on SIMT targets
 
 
 class Field(NamedTuple):
@@ -88,7 +88,7 @@ def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int)
     team = 1 if threads else target.team_of(sum(field.dtype.itemsize for field in scan.fields.values()) * (_RUN + 2))
     if threads or team < 4 or columns >= 8 or (columns > 1 and (size >= _MANY or lines >= _MANY)):
         form = Form(1, target.run(_COLUMNS) if columns > 1 else 1)
-        unit = _LEAST_CHUNK[threads] // form.adjacent
+        unit = _MIN_CHUNK[threads] // form.adjacent
         if not threads and columns < 8:
             unit *= 2  # fewer chunks: one team per line scans their totals
     else:

@@ -22,8 +22,8 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, 
 PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # consecutive additions without error compensation, for each element of a vector
 SHORT = 8  # sums of fewer products keep the rounding errors of products and additions
-_LEAST_PART = 128  # minimum products of a part
-_LONG, _LEAST_CHUNK = 48, 4  # minimum number of parts to add up in chunks; minimum parts of a chunk
+_MIN_PART = 128  # minimum products of a part
+_LONG, _MIN_CHUNK = 48, 4  # minimum number of parts to add up in chunks; minimum parts of a chunk
 
 
 class Summed(NamedTuple):
@@ -108,9 +108,9 @@ def divide(
     tile = side * PER_ITEM
     count = batch * -(-rows // tile) * -(-columns // tile)
     enough = target.enough_groups_of(side * side)
-    if count >= enough or depth < 2 * _LEAST_PART:
+    if count >= enough or depth < 2 * _MIN_PART:
         return Tiles(side, count, 1, depth)
-    parts = min(-(-enough // count), depth // _LEAST_PART, (rows + columns) * depth // (2 * rows * columns))
+    parts = min(-(-enough // count), depth // _MIN_PART, (rows + columns) * depth // (2 * rows * columns))
     if most is not None and parts > most:
         parts = most
     if parts < 2:
@@ -235,12 +235,12 @@ def factors(
     return {"alpha": (kind.number, alpha), **({} if c is None else {"beta": (kind.number, beta)})}
 
 
-def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
+def max_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
     """Returns how many parts fit into `workspace` bytes, with room for the chunks of `add_parts`; None: no limit."""
     if workspace is None:
         return None
     bytes_of_each = results * kind.kept.itemsize * (2 if kind.loses else 1)
-    return (workspace // bytes_of_each - 1) * _LEAST_CHUNK // (_LEAST_CHUNK + 1)
+    return (workspace // bytes_of_each - 1) * _MIN_CHUNK // (_MIN_CHUNK + 1)
 
 
 def room(kind: Summed, parts: int, results: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -267,7 +267,7 @@ def add_parts(
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
     while groups < enough and parts >= _LONG:
-        chunk = parts // min(-(-enough // groups), parts // _LEAST_CHUNK)
+        chunk = parts // min(-(-enough // groups), parts // _MIN_CHUNK)
         chunks = -(-parts // chunk)
         added = room(kind, chunks, results, out.device)
         body = f"""

@@ -46,7 +46,7 @@ class Windows:
         """Whether the columns equal the image."""
         return all(w == s == 1 and p == 0 for w, s, p in zip(self.window, self.stride, self.padding, strict=True))
 
-    def turned(self) -> Windows:
+    def transposed(self) -> Windows:
         """Returns the windows of the convolution that computes the image's gradient. Requires stride 1."""
         reach = zip(self.window, self.dilation, self.padding, strict=True)
         padding = tuple((size - 1) * apart - pad for size, apart, pad in reach)

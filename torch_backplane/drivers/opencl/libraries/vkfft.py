@@ -26,11 +26,11 @@ OPENCL_FUNCTIONS = (
 # On a processor, OpenCL keeps the registers of all work items of a group on the stack of a thread: 8 MiB, or 2 MiB if
 # `ulimit -s` is unlimited. On PoCL 3.1, a group of VkFFT's kernels used up to 1.0 MB for 128 elements along a
 # dimension, 2.9 MB for 251, 5.3 MB for 1,024, and 14 MB for 30,030, which crashed the process.
-MOST_ON_PROCESSORS = 128
+MAX_ON_PROCESSORS = 128
 
 # VkFFT only uses 64-bit addresses if the size without the batch exceeds this number of bytes. The guard limits the size
 # with the batch, because 32-bit addresses would overflow.
-MOST_BYTES = 2**32 - 1
+MAX_BYTES = 2**32 - 1
 
 # Statuses from vkFFT_Structs.h that a call with valid arguments can return. OpenCL errors are negative.
 _STATUSES = {
@@ -53,7 +53,7 @@ class Applications:
         return _C.vkfft_applications()
 
     def max_size(self) -> int:
-        return _C.vkfft_most_applications()
+        return _C.vkfft_max_applications()
 
     def set_max_size(self, most: int) -> None:
         _C.vkfft_limit_applications(most)
@@ -70,7 +70,7 @@ def library(opencl: str, is_processor: bool) -> Library | None:
     functions = _functions(opencl)
     if functions is None:
         return None
-    guard = functools.partial(_guard, MOST_ON_PROCESSORS if is_processor else 2**63 - 1)
+    guard = functools.partial(_guard, MAX_ON_PROCESSORS if is_processor else 2**63 - 1)
     return Library(
         name="VkFFT",
         routines={"fft": Routine(addresses=functions, guard=guard, cost=unproven, cache=Applications())},
@@ -81,12 +81,12 @@ def library(opencl: str, is_processor: bool) -> Library | None:
 def _guard(
     most: int, dtype: torch.dtype, kind: int, batch: int, outer: int, middle: int, inner: int, **rest: int
 ) -> str | None:
-    """Accept up to `most` elements along a dimension, and up to MOST_BYTES in the larger of operand and result."""
+    """Accept up to `most` elements along a dimension, and up to MAX_BYTES in the larger of operand and result."""
     if not all(size <= most for size in (outer, middle, inner)):
         return f"transforms along up to {most} elements"
     values = inner if kind == Transform.COMPLEX else inner // 2 + 1
-    if not batch * outer * middle * values * 2 * dtype.itemsize <= MOST_BYTES:
-        return f"transforms up to {MOST_BYTES} bytes"
+    if not batch * outer * middle * values * 2 * dtype.itemsize <= MAX_BYTES:
+        return f"transforms up to {MAX_BYTES} bytes"
     return None
 
 

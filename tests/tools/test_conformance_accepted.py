@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_backplane.conformance import meant, numbers
+from torch_backplane.conformance import accepted, numbers
 from torch_backplane.conformance.report import KINDS
 
-TABLES = {"database": meant.DATABASE, "numbers": meant.NUMBERS, "forms": meant.FORMS}
-KNOWN = meant.Meant(r"add\..*", ("values",), "because", ("float16",), r"alpha=\d+", r"overflow")
+TABLES = {"database": accepted.DATABASE, "numbers": accepted.NUMBERS, "forms": accepted.FORMS}
+KNOWN = accepted.Accepted(r"add\..*", ("values",), "because", ("float16",), r"alpha=\d+", r"overflow")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -38,7 +38,7 @@ def test_each_entry_has_a_reason(name: str) -> None:
 )  # fmt: skip
 def test_entries_match_narrowly(changed: dict[str, str], covered: bool) -> None:
     finding = {"operator": "add.Tensor", "dtype": "float16", "kind": "values", "call": "alpha=3", "message": "overflow"}
-    assert (meant.reason((KNOWN,), **{**finding, **changed}) == "because") == covered
+    assert (accepted.reason((KNOWN,), **{**finding, **changed}) == "because") == covered
 
 
 def test_accepted_differences_of_numbers_are_not_findings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +49,9 @@ def test_accepted_differences_of_numbers_are_not_findings(monkeypatch: pytest.Mo
         return tree_map_only(torch.Tensor, lambda one: one + (device != "cpu"), given)
 
     monkeypatch.setattr(numbers, "answer", wrong)
-    known = meant.Meant(r"fill\.Scalar", ("values",), "for this test", ("float32",), r"value=1")
-    monkeypatch.setattr(meant, "NUMBERS", (known,))
+    known = accepted.Accepted(r"fill\.Scalar", ("values",), "for this test", ("float32",), r"value=1")
+    monkeypatch.setattr(accepted, "NUMBERS", (known,))
     (overload,) = (one for one in numbers.overloads() if one.name() == "aten::fill.Scalar")
     outcome = numbers.compare(overload, "bp", [torch.float32], [1, 2])
-    assert outcome.meant == {"for this test": 1}
+    assert outcome.accepted == {"for this test": 1}
     assert [(one.kind, one.number) for one in outcome.findings] == [("values", "2")]

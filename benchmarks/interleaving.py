@@ -46,7 +46,7 @@ class Result:
     ratio: float
 
 
-class Apart:
+class RemoteBody:
     """A body that runs on the CPU in the other process, which holds one body at a time.
 
     Args:
@@ -109,7 +109,7 @@ class Side(NamedTuple):
     place: torch.device
     library: str = ""
     finish: Callable[[], object] | None = None  # waits for the device, instead of PyTorch
-    is_apart: bool = False  # whether it runs in the other process: see Apart
+    is_apart: bool = False  # whether it runs in the other process: see RemoteBody
 
     def __str__(self) -> str:
         return self.library or str(self.place)
@@ -126,7 +126,7 @@ def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], o
 
     First waits until OpenMP's idle threads, which spin for a while, are asleep.
     """
-    if isinstance(body, Apart):
+    if isinstance(body, RemoteBody):
         return body.seconds(calls)
     time.sleep(0.01)
     start = time.perf_counter()
@@ -139,16 +139,16 @@ def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], o
     return (time.perf_counter() - start) / calls
 
 
-def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: int) -> list[list[float]]:
+def interleaved_times(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: int) -> list[list[float]]:
     """Seconds per call in each round, for each body.
 
     The sides alternate, so that other load affects all of them. Their order is random in each round, because it
     matters: for example, a side is faster right after the CPU's process than after others.
     """
     times: list[list[float]] = [[] for _ in bodies]
-    turns, draws = list(zip(bodies, sides, times, strict=True)), random.Random(0)
+    interleaving, draws = list(zip(bodies, sides, times, strict=True)), random.Random(0)
     for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
-        for body, side, record in draws.sample(turns, len(turns)):
+        for body, side, record in draws.sample(interleaving, len(interleaving)):
             side.choose(body)
             measured = seconds(body, side.place, calls, side.finish)
             if counted:
@@ -167,13 +167,13 @@ def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
     bodies: list[Body] = []
     for side in sides:
         torch.manual_seed(0)
-        bodies.append(Apart(row.make) if side.is_apart else row.make(side.place))
+        bodies.append(RemoteBody(row.make) if side.is_apart else row.make(side.place))
     once = 0.0
     for body, side in zip(bodies, sides, strict=True):
         side.choose(body)
         seconds(body, side.place, 1)
         once = max(once, seconds(body, side.place, 1))
-    times = in_turn(bodies, sides, max(1, int(row.seconds / once)), rounds)
+    times = interleaved_times(bodies, sides, max(1, int(row.seconds / once)), rounds)
     here, there = map(statistics.median, times)
     return Result(row.title, here * 1e3, there * 1e3, ratio(*times))
 
@@ -224,7 +224,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
             cells.append([result.title, f"{result.ratio:.2f}", *shown])
         in_all = report.summary({result.title: result.ratio for result in results}, SLOW)
         title = f"{sides[1]} time ÷ {sides[0]} time, and {unit} of both"
-        report.tell(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
+        report.print_report(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
 
     program.__doc__ = rows.__doc__
     typer.run(program)

@@ -1,6 +1,6 @@
-"""The ways in which a program that uses bp can exit.
+"""Scenarios: how a program that uses bp can exit.
 
-`python tests/exit_ways.py --runs 200` runs each way 200 times on a loaded machine and prints the outcomes.
+`python tests/exit_scenarios.py --runs 200` runs each scenario 200 times on a loaded machine and prints the outcomes.
 `make test-exit` runs it; test_exit.py runs a sample.
 
 A server process imports torch and forks for each run. The child runs the program as its main script and exits like any
@@ -79,46 +79,48 @@ def build_kernels():
 """
 
 
-class Way(NamedTuple):
+class Scenario(NamedTuple):
     program: str
     status: int = 0  # as in subprocess: negative for a signal
     error: str = ""  # the last line on stderr
 
 
-WAYS: Mapping[str, Way] = {
-    "end of script": Way("train()"),
+SCENARIOS: Mapping[str, Scenario] = {
+    "end of script": Scenario("train()"),
     # The main thread keeps the GIL after the last pass, so other threads get it late.
-    "end of script, GIL kept": Way("sys.setswitchinterval(1000); train()"),
-    "sys.exit(0)": Way("train(); sys.exit(0)"),
-    "sys.exit(3)": Way("train(); sys.exit(3)", 3),
-    "exception": Way("train(); raise KeyError('nothing')", 1, "KeyError: 'nothing'"),
-    "os._exit(5)": Way("train(); os._exit(5)", 5),
-    "SIGINT": Way("train(); signal.raise_signal(signal.SIGINT); time.sleep(9)", -signal.SIGINT, "KeyboardInterrupt"),
-    "SIGTERM": Way("train(); signal.raise_signal(signal.SIGTERM); time.sleep(9)", -signal.SIGTERM),
-    "nothing used": Way("x = None"),
-    "a forked child that ends": Way(
+    "end of script, GIL kept": Scenario("sys.setswitchinterval(1000); train()"),
+    "sys.exit(0)": Scenario("train(); sys.exit(0)"),
+    "sys.exit(3)": Scenario("train(); sys.exit(3)", 3),
+    "exception": Scenario("train(); raise KeyError('nothing')", 1, "KeyError: 'nothing'"),
+    "os._exit(5)": Scenario("train(); os._exit(5)", 5),
+    "SIGINT": Scenario(
+        "train(); signal.raise_signal(signal.SIGINT); time.sleep(9)", -signal.SIGINT, "KeyboardInterrupt"
+    ),
+    "SIGTERM": Scenario("train(); signal.raise_signal(signal.SIGTERM); time.sleep(9)", -signal.SIGTERM),
+    "nothing used": Scenario("x = None"),
+    "a forked child that ends": Scenario(
         "train()\nchild = os.fork()\nif child:\n    assert os.waitpid(child, 0)[1] == 0, 'the child'\n    train(1)"
     ),
-    "a forked child that exits immediately": Way(
+    "a forked child that exits immediately": Scenario(
         "train()\nif (child := os.fork()) == 0:\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0, 'the child'"
     ),
-    "a forked child of busy streams": Way(
+    "a forked child of busy streams": Scenario(
         "train()\nkept = keep_streams_busy()\n"
         "if child := os.fork():\n    assert os.waitpid(child, 0)[1] == 0, 'the child'"
     ),
-    "threads": Way("for _ in range(3): threading.Thread(target=train, args=(30,)).start()"),
-    "daemon threads that wait": Way(
+    "threads": Scenario("for _ in range(3): threading.Thread(target=train, args=(30,)).start()"),
+    "daemon threads that wait": Scenario(
         "done = threading.Barrier(4)\n"
         "def work():\n    train(3); done.wait(); threading.Event().wait()\n"
         "for _ in range(3): threading.Thread(target=work, daemon=True).start()\n"
         "done.wait()"
     ),
-    "busy streams": Way("train(); kept = keep_streams_busy()"),
-    "busy streams, sys.exit": Way("kept = keep_streams_busy(); train(1); sys.exit(3)", 3),
-    "kernels being built": Way("train(1); kept = build_kernels()"),
-    "atexit functions": Way("atexit.register(train); atexit.register(keep_streams_busy); train()"),
-    "atexit functions from before torch": Way("early.append(train); early.append(keep_streams_busy); train()"),
-    "only atexit functions": Way("early.append(train); atexit.register(train, 1)"),
+    "busy streams": Scenario("train(); kept = keep_streams_busy()"),
+    "busy streams, sys.exit": Scenario("kept = keep_streams_busy(); train(1); sys.exit(3)", 3),
+    "kernels being built": Scenario("train(1); kept = build_kernels()"),
+    "atexit functions": Scenario("atexit.register(train); atexit.register(keep_streams_busy); train()"),
+    "atexit functions from before torch": Scenario("early.append(train); early.append(keep_streams_busy); train()"),
+    "only atexit functions": Scenario("early.append(train); atexit.register(train, 1)"),
 }
 
 SERVER = """
@@ -180,19 +182,19 @@ class Runner:
         self._requests.close()
         self._server.wait()
 
-    def run(self, way: Way) -> str:
+    def run(self, scenario: Scenario) -> str:
         """Returns "good", or what was wrong."""
-        request = {"program": PREAMBLE + way.program, "stderr": str(self._stderr)}
+        request = {"program": PREAMBLE + scenario.program, "stderr": str(self._stderr)}
         print(json.dumps(request), file=self._requests, flush=True)
         status = json.loads(self._answers.readline())
         if status is None:
             return "hangs"
-        said = self._stderr.read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = [line for line in said if not COMPILER.fullmatch(line)]
+        output = self._stderr.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in output if not COMPILER.fullmatch(line)]
         last = lines[-1] if lines else ""
-        if status != way.status:
+        if status != scenario.status:
             return f"status {status}: {last}"
-        return "good" if last == way.error else f"stderr: {last}"
+        return "good" if last == scenario.error else f"stderr: {last}"
 
 
 @contextmanager
@@ -209,9 +211,9 @@ def busy(processes: int) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200, help="runs of each way (default: 200)")
+    parser.add_argument("--runs", type=int, default=200, help="runs of each scenario (default: 200)")
     parser.add_argument("--driver", action="append", choices=DRIVERS, help="default: all")
-    parser.add_argument("--way", action="append", choices=WAYS, help="default: all")
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="default: all")
     parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="number of busy processes")
     parser.add_argument("--folder", type=Path, default=Path("out"), help="for the programs' output")
     options = parser.parse_args()
@@ -220,9 +222,9 @@ def main() -> int:
     with busy(options.load):
         for driver in options.driver or DRIVERS:
             runner = Runner(driver, options.folder)
-            for name in options.way or WAYS:
+            for name in options.scenario or SCENARIOS:
                 begin = time.monotonic()
-                found = Counter(runner.run(WAYS[name]) for _ in range(options.runs))
+                found = Counter(runner.run(SCENARIOS[name]) for _ in range(options.runs))
                 seconds = (time.monotonic() - begin) / options.runs
                 good = found.pop("good", 0)
                 bad += sum(found.values())

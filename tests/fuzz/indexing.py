@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fuzz.calls import convertible
-from fuzz.drawing import Drawer
 from fuzz.moves import move
+from fuzz.random_arguments import RandomArguments
 
 
-def subscript(draw: Drawer, name: str, distinct: bool) -> tuple[str, bool]:
+def subscript(draw: RandomArguments, name: str, distinct: bool) -> tuple[str, bool]:
     """Returns the text of a subscript, and whether it contains an index tensor or a mask."""
     shape = draw.get(name).shape
     parts: list[str] = []
@@ -50,7 +50,7 @@ def subscript(draw: Drawer, name: str, distinct: bool) -> tuple[str, bool]:
 
 
 @move
-def read_index(draw: Drawer) -> None:
+def read_index(draw: RandomArguments) -> None:
     name = draw.tensor()
     if draw.chance(0.2):
         draw.assign(f"{name}[{draw.mask(draw.get(name).shape)}]", "index mask")
@@ -60,7 +60,7 @@ def read_index(draw: Drawer) -> None:
 
 
 @move
-def write_index(draw: Drawer) -> None:
+def write_index(draw: RandomArguments) -> None:
     name = draw.tensor()
     dtype = draw.get(name).dtype
     if draw.chance(0.25):
@@ -80,7 +80,7 @@ def write_index(draw: Drawer) -> None:
 
 
 @move
-def along(draw: Drawer) -> None:
+def along(draw: RandomArguments) -> None:
     """Calls index_select, gather, scatter and related operators."""
     name = draw.tensor()
     tensor = draw.get(name)
@@ -154,7 +154,7 @@ def along(draw: Drawer) -> None:
 
 
 @move
-def flat(draw: Drawer) -> None:
+def flat(draw: RandomArguments) -> None:
     """Calls take, put_, masked_scatter_ or masked_select."""
     name = draw.tensor()
     tensor = draw.get(name)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from torch_backplane.conformance import wire
+from torch_backplane.conformance import child_processes
 
 
 def sent(tree: Any) -> Any:
     memory = io.BytesIO()
-    wire.send(memory, tree)
+    child_processes.send(memory, tree)
     memory.seek(0)
-    return wire.received(memory)
+    return child_processes.received(memory)
 
 
 def test_tensors_of_one_storage_share_it_after_transfer() -> None:
@@ -55,6 +55,6 @@ def test_sparse_tensors_and_other_objects() -> None:
 
 def test_truncated_data_is_received_as_none() -> None:
     memory = io.BytesIO()
-    wire.send(memory, torch.arange(100))
-    assert wire.received(io.BytesIO(memory.getvalue()[:-1])) is None
-    assert wire.received(io.BytesIO()) is None
+    child_processes.send(memory, torch.arange(100))
+    assert child_processes.received(io.BytesIO(memory.getvalue()[:-1])) is None
+    assert child_processes.received(io.BytesIO()) is None

@@ -1,4 +1,4 @@
-#include "devices/ending.h"
+#include "devices/shutdown.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -58,10 +58,10 @@ void pass_through_all_devices() {
 }
 
 std::atomic<int> running{0}; // the number of running host functions
-std::atomic<bool> ending{false};
+std::atomic<bool> exiting{false};
 
 void finish_host_calls() {
-  ending.store(true);
+  exiting.store(true);
   while (running.load() > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -92,7 +92,7 @@ void finish_host_calls_at_exit() {
 
 HostCall::HostCall() noexcept {
   running.fetch_add(1);
-  may_run_ = !ending.load();
+  may_run_ = !exiting.load();
 }
 
 HostCall::~HostCall() {

@@ -20,7 +20,7 @@ import atexit
 from torch_backplane import _C
 
 
-class _Ending:
+class _Shutdown:
     """Does the work when it is destroyed. The atexit registration holds the only reference."""
 
     def __del__(self) -> None:
@@ -30,10 +30,10 @@ class _Ending:
         _C.finish_host_calls_at_exit()
 
 
-def _keep(ending: _Ending) -> None:
+def _keep(shutdown: _Shutdown) -> None:
     """The registered function. Does nothing: the work is done when Python releases the registration."""
 
 
 def install() -> None:
     """Registers the work with `atexit`."""
-    atexit.register(_keep, _Ending())
+    atexit.register(_keep, _Shutdown())

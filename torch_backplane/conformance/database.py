@@ -77,7 +77,7 @@ def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
         selected = [(name, dtype) for name in names for dtype in lacking_on_cpu(ops[name])]
     else:
         selected = [
-            (name, dtype) for dtype in dict.fromkeys(wanted) for name in names if _has(ops[name], dtype)
+            (name, dtype) for dtype in dict.fromkeys(wanted) for name in names if _supports(ops[name], dtype)
         ]
     if not selected:
         dtypes = "a dtype that only CUDA supports" if settings.cuda_dtypes else ", ".join(settings.dtypes)
@@ -87,5 +87,5 @@ def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
     return sorted(named, key=lambda entry: order.get(entry[0], len(order)))
 
 
-def _has(op: Any, dtype: torch.dtype) -> bool:
+def _supports(op: Any, dtype: torch.dtype) -> bool:
     return dtype in op.supported_dtypes("cpu")

@@ -26,7 +26,7 @@ LARGEST = 3000  # elements
 Shape = Sequence[int]
 
 
-class Drawer:
+class RandomArguments:
     """Draws lines of a program and runs them. The live tensors decide which lines can follow.
 
     Args:

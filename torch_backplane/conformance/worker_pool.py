@@ -107,13 +107,13 @@ class WorkerProcess:
         code = self._process.wait()
         if self._timed_out:
             raise WorkerDied("hang", f"not finished after {timeout:g} s", self._where)
-        raise WorkerDied("crash", f"{_exit_name(code)}{self._last_words(begin)}", self._where)
+        raise WorkerDied("crash", f"{_exit_name(code)}{self._stderr_tail(begin)}", self._where)
 
     def _kill_for_time(self) -> None:
         self._timed_out = True
         self._process.kill()
 
-    def _last_words(self, begin: int) -> str:
+    def _stderr_tail(self, begin: int) -> str:
         """The last line on stderr before Python's own report of the signal."""
         self._stderr.seek(begin)
         text = self._stderr.read().decode(errors="replace").partition("Fatal Python error")[0]

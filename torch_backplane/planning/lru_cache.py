@@ -19,7 +19,7 @@ class _Entry(Generic[Value]):
         self.value, self.used = value, used
 
 
-class Recent(Generic[Key, Value]):
+class LruCache(Generic[Key, Value]):
     """A thread-safe cache of at most `most` values. When it is full, it drops the least recently used eighth.
 
     A dropped value lives on while something else refers to it.

@@ -18,10 +18,10 @@ import torch
 
 CPU_SECONDS = 60  # limit for one call in a child
 
-Asked = TypeVar("Asked")
+Call = TypeVar("Call")
 
 
-def in_children(calls: Sequence[Asked], answer: Callable[[Asked], Any]) -> Iterator[Any]:
+def in_children(calls: Sequence[Call], answer: Callable[[Call], Any]) -> Iterator[Any]:
     """Yield answer(call) for each call, evaluated in child processes.
 
     A child evaluates the calls in order until it crashes. The call that it crashed in is tried once more in a new
