@@ -448,6 +448,6 @@ def test_numbers_match_the_code() -> None:
         assert phrase in one_line(page)
     assert len(numbers.DTYPES) == 11  # conformance.md: "in eleven dtypes"
     cache = (paths.ROOT / "csrc" / "plans" / "plan_cache.cpp").read_text(encoding="utf-8")
-    most = {name: int(number) for name, number in re.findall(r"kMost(\w+) = (\d+);", cache)}
+    most = {name: int(number) for name, number in re.findall(r"kMax(\w+) = (\d+);", cache)}
     assert f"keeps the {most['Plans']:,} plans and the {most['Classes']:,} classes" in one_line("architecture.md")
     assert f"up to {most['DynamicShapePlans']} plans of a class" in one_line("architecture.md")
