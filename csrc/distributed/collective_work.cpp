@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "devices/device.h"
-#include "devices/ending.h"
+#include "devices/shutdown.h"
 #include "streams/stream.h"
 #include "streams/submit.h"
 
