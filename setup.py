@@ -119,7 +119,7 @@ def compiler_options() -> dict[str, list[str]]:
     warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     return {
         "extra_compile_args": ["-std=c++20", *OPTIMIZE, "-fvisibility=hidden", *warnings],
-        # Without -s, a Linux library has a symbol table that nobody reads. Apple's linker no longer has the option.
+        # -s leaves out the symbol table, which only debuggers read. Apple's linker does not have the option.
         "extra_link_args": SANITIZERS[SANITIZER] or ([] if sys.platform == "darwin" else ["-s"]),
     }
 
