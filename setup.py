@@ -3,26 +3,26 @@
 import os
 import pathlib
 import re
+import runpy
 import sys
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
-
-
-def supported_releases() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the first and last supported torch release, as declared in pyproject.toml."""
-    match = re.search(r'"torch>=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    if match is None:
-        sys.exit('pyproject.toml must declare the supported torch as "torch>=A.B,<C.D" in its dependencies')
-    first_major, first_minor, end_major, end_minor = map(int, match.groups())
-    return (first_major, first_minor), (end_major, end_minor - 1)
+# The supported torch releases: the first, and the first that is not supported.
+FIRST, END = (2, 11), (2, 16)
+# PyPI has wheels of PyOpenCL for these. Elsewhere it must be compiled, and is the extra `opencl`.
+HAS_PYOPENCL_WHEEL = (
+    "platform_python_implementation == 'CPython' and python_version < '3.16' and ("
+    "(sys_platform == 'linux' and (platform_machine == 'x86_64' or platform_machine == 'aarch64')) or "
+    "sys_platform == 'darwin' or (sys_platform == 'win32' and platform_machine == 'AMD64'))"
+)
 
 
 def check_torch() -> str:
     """Return the version of the installed torch. Exits with an error if torch is missing or not supported."""
-    first, last = supported_releases()
-    supported = "{}.{} to {}.{}".format(*first, *last)
+    supported = f"{FIRST[0]}.{FIRST[1]} to {END[0]}.{END[1] - 1}"
     try:
         import torch
     except ImportError as error:
@@ -34,9 +34,22 @@ def check_torch() -> str:
         )
     match = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not first <= release <= last:
+    if not FIRST <= release < END:
         sys.exit(f"torch-backplane supports torch {supported}, and torch {torch.__version__} is installed")
     return torch.__version__
+
+
+def dependencies(torch_version: str | None) -> list[str]:
+    """Return the run-time dependencies of what is compiled for a torch version, or of the source distribution."""
+    if torch_version is None:
+        torch = f"torch>={FIRST[0]}.{FIRST[1]},<{END[0]}.{END[1]}"
+    else:
+        release = runpy.run_path(str(ROOT / "torch_backplane" / "_release.py"))["release"](torch_version)
+        if len(release) == 2:
+            torch = f"torch>={release[0]}.{release[1]},<{release[0]}.{int(release[1]) + 1}"
+        else:  # a development version fits only itself
+            torch = f"torch=={torch_version}"
+    return [torch, "rich>=13", "typer>=0.12", f"pyopencl>=2022.1; {HAS_PYOPENCL_WHEEL}"]
 
 
 # The build needs no backends, and must not load an earlier build of this one.
@@ -85,9 +98,30 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
         # Read before the extension module is loaded (torch_backplane/_release.py).
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         marker = folder / "torch_backplane" / "_built_for.py"
-        marker.write_text(f'"""Written by setup.py."""\n\nTORCH = "{TORCH_VERSION}"\n', encoding="utf-8")
+        marker.write_text(
+            f'"""Written by setup.py."""\n\nTORCH = "{TORCH_VERSION}"\nVERSION = "{self.distribution.get_version()}"\n',
+            encoding="utf-8",
+        )
 
 
+class SourceDistribution(sdist):
+    """Contains nothing compiled, so its metadata admits every supported torch."""
+
+    def run(self) -> None:
+        self.distribution.install_requires = self.distribution.metadata.install_requires = dependencies(None)
+        super().run()
+
+
+def compiler_options() -> dict[str, list[str]]:
+    """Return the options of the compiler and the linker for this platform."""
+    if sys.platform == "win32":
+        return {"extra_compile_args": ["/std:c++20", "/Zc:__cplusplus", "/permissive-", "/O2"], "extra_link_args": []}
+    warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
+    return {
+        "extra_compile_args": ["-std=c++20", *OPTIMIZE, "-fvisibility=hidden", *warnings],
+        # -s leaves out the symbol table, which only debuggers read. Apple's linker does not have the option.
+        "extra_link_args": SANITIZERS[SANITIZER] or ([] if sys.platform == "darwin" else ["-s"]),
+    }
 
 
 def sources() -> list[str]:
@@ -124,11 +158,9 @@ setup(
                 str(ROOT / "csrc"),
                 *(str(path) for one in include_paths() for path in pathlib.Path(one).glob("kineto")),
             ],
-            extra_compile_args=[
-                "-std=c++20", *OPTIMIZE, "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter",
-            ],
-            extra_link_args=SANITIZERS[SANITIZER] or ["-s"],
+            **compiler_options(),
         )
     ],
-    cmdclass={"build_ext": Build},
-)  # fmt: skip
+    install_requires=dependencies(TORCH_VERSION),
+    cmdclass={"build_ext": Build, "sdist": SourceDistribution},
+)

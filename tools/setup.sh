@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Installs everything that `make demo` and `make test` need, and builds Backplane in place.
 #
-#   tools/setup.sh PYTHON VENV WANTED DEFAULT
+#   tools/setup.sh PYTHON VENV WANTED DEFAULT [torch]
 #
 # PYTHON creates the virtual environment VENV if it does not exist. WANTED is the torch to install; if it is empty, an
-# installed supported torch is kept, or else DEFAULT is installed. On Debian and derivatives, missing system packages
-# are installed if this runs as root or sudo needs no password; otherwise the script names them.
+# installed supported torch is kept, or else DEFAULT is installed. With `torch`, nothing is built (`make dist`). On Debian
+# and derivatives, missing system packages are installed if this runs as root or sudo needs no password; otherwise the
+# script names them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=$1 venv=$2 wanted=$3 default=$4
+python=$1 venv=$2 wanted=$3 default=$4 last=${5:-build}
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -79,6 +80,7 @@ elif ! "$venv/bin/python" setup.py --name >/dev/null 2>&1; then # setup.py refus
   "${pip[@]}" install "$default"
 fi
 
+[ "$last" = build ] || exit 0
 say "building Backplane (a few minutes the first time; later builds are incremental)"
 "${pip[@]}" install -q --no-build-isolation -e ".[test]"
 say "ready"

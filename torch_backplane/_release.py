@@ -27,7 +27,23 @@ def misfit(running: str) -> str | None:
         return f"torch_backplane is not compiled; run in its source folder\n    {COMMAND}"
     if release(TORCH) == release(running):
         return None
+    from torch_backplane._built_for import VERSION as installed
+
+    reason = f"torch_backplane was compiled for torch {TORCH}, and torch {running} is running"
+    public, _, local = installed.partition("+")
+    if not local:
+        return f"{reason}; compile it again: run in its source folder\n    {COMMAND}"
+    # A wheel, whose version names its torch (tools/dist.py). Its user may have no source folder, and no compiler.
+    command = COMMAND.removesuffix(" .")
+    compile_it = (
+        "compile the source distribution, which needs a C++ compiler:\n"
+        f"    {command} --no-cache-dir torch_backplane-{public}.tar.gz"
+    )
+    minor = ".".join(release(running))
+    if minor == running:  # a development version, for which there are no wheels
+        return f"{reason}; {compile_it}"
     return (
-        f"torch_backplane was compiled for torch {TORCH}, and torch {running} is running; "
-        f"compile it again: run in its source folder\n    {COMMAND}"
+        f"{reason}; install the wheel for torch {minor}, from the folder or address that has this one:\n"
+        f'    pip install --no-deps "torch-backplane=={public}+torch{minor}" --find-links FOLDER\n'
+        f"or {compile_it}"
     )

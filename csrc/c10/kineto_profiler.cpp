@@ -12,7 +12,6 @@
 #include <libkineto.h>
 #include <output_base.h>
 #include <torch/csrc/profiler/standalone/privateuse1_profiler.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -96,7 +95,7 @@ class Session final : public libkineto::IActivityProfilerSession {
       ++number;
       if (activity.kind != Activity::Kind::Operator) { // PyTorch records the call of an operator itself
         GenericTraceActivity& call = add(ActivityType::PRIVATEUSE1_RUNTIME, call_of(activity), number, operation);
-        call.device = static_cast<int32_t>(getpid());
+        call.device = libkineto::processId();
         call.resource = call.threadId = activity.thread;
         call.startTime = activity.begun;
         call.endTime = activity.ended;

@@ -1,10 +1,11 @@
 #include "devices/address_space.h"
 
 #include <c10/util/Exception.h>
-#include <sys/mman.h>
 
 #include <array>
 #include <mutex>
+
+#include "devices/pages.h"
 
 namespace backplane {
 namespace {
@@ -29,13 +30,13 @@ uint64_t AddressSpace::next_generation() noexcept {
 }
 
 void* AddressSpace::reserve(size_t bytes) {
-  void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(address != MAP_FAILED, "cannot reserve ", bytes, " bytes of address space");
+  void* address = pages::reserve(bytes);
+  TORCH_CHECK(address != nullptr, "cannot reserve ", bytes, " bytes of address space");
   return address;
 }
 
 void AddressSpace::release(void* address, size_t bytes) {
-  munmap(address, bytes);
+  pages::release(address, bytes);
 }
 
 void AddressSpace::insert(void* address, size_t bytes, void* handle) {

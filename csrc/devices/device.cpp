@@ -1,8 +1,11 @@
 #include "devices/device.h"
 
 #include <c10/util/Exception.h>
-#include <pthread.h>
 #include <pybind11/pybind11.h>
+
+#ifndef _WIN32 // which has no fork
+#include <pthread.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -179,7 +182,7 @@ thread_local c10::DeviceIndex current = 0;
 // Marks a forked child in which devices cannot be used. Native devices that were not used before the fork work in both
 // processes. Discovering a Python driver's devices counts as a use: it calls the driver's library, whose threads a fork
 // does not copy.
-void mark_forked() {
+[[maybe_unused]] void mark_forked() {
   const Table& known = table();
   const auto is_used = [&](const std::unique_ptr<Device>& device) {
     return device->needs_gil() || known.initialized.load();
@@ -205,8 +208,10 @@ void call_python(PyObject* function) {
 } // namespace
 
 void set_discovery_functions(PyObject* discover, PyObject* initialize) {
+#ifndef _WIN32
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, mark_forked); });
+#endif
   Py_XINCREF(discover);
   Py_XINCREF(initialize);
   Py_XDECREF(std::exchange(table().discover, discover));

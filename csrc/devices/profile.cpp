@@ -1,9 +1,8 @@
 #include "devices/profile.h"
 
+#include <ThreadUtil.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -42,7 +41,7 @@ std::unique_ptr<Activity> begun(Activity::Kind kind, std::string name) {
   auto activity = std::make_unique<Activity>();
   activity->kind = kind;
   activity->name = std::move(name);
-  activity->thread = static_cast<int32_t>(::syscall(SYS_gettid));
+  activity->thread = libkineto::systemThreadId();
   activity->correlation = innermost(correlations);
   activity->user_correlation = innermost(user_correlations);
   activity->begun = c10::getTime();

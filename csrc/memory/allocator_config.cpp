@@ -10,7 +10,10 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <locale>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -74,8 +77,10 @@ bool is_count(std::string_view text) {
 
 bool is_fraction(std::string_view text) {
   double value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= 1;
+  std::istringstream stream{std::string(text)}; // macOS before 26 has no std::from_chars for double
+  stream.imbue(std::locale::classic());
+  return stream >> std::noskipws >> value && stream.peek() == std::istringstream::traits_type::eof() && value >= 0 &&
+      value <= 1;
 }
 
 // One `key:value` pair of the string. The value of a list is the text between the brackets.

@@ -87,9 +87,9 @@ void* DeviceCachingAllocator::take_memory(
   }
   constexpr uintptr_t kAlignment = 16; // as of malloc: CPU kernels rely on no larger alignment
   const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
-  void* memory = source->allocate(static_cast<ssize_t>(bytes), index_, queue);
+  void* memory = source->allocate(static_cast<std::ptrdiff_t>(bytes), index_, queue);
   if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
-    source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
+    source->free(memory, static_cast<std::ptrdiff_t>(bytes), index_, queue);
     TORCH_CHECK(
         false, "the pluggable allocator returned the address ", memory, ", which is not a multiple of ", kAlignment);
   }
@@ -105,7 +105,7 @@ void DeviceCachingAllocator::return_memory(
   // The device waits for work on its own memory. Another source does not.
   const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
   device_.synchronize_stream(queue);
-  source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
+  source->free(memory, static_cast<std::ptrdiff_t>(bytes), index_, queue);
 }
 
 void DeviceCachingAllocator::check_takes_any_memory() const {

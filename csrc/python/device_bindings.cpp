@@ -152,7 +152,7 @@ void bind_streams(py::module_& module) {
     const auto found = handle == nullptr ? std::nullopt : external_stream(as_index(index), handle);
     TORCH_CHECK(
         found.has_value(), "an external stream must be made from the bp_stream of a stream of bp:", index, ", but got ",
-        std::string(py::str(number)), "; native handles are not accepted, because the driver ",
+        std::string(py::str(py::handle(number))), "; native handles are not accepted, because the driver ",
         device(as_index(index)).properties().driver, " has no adopt_stream() method");
     return triple(*found);
   });

@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import paths
 import pytest
+import torch
 
 SUPPORTED = "2.11 to 2.15"
 
@@ -175,10 +177,10 @@ class TestSetupScript:
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
 
-    def setup(self, machine: pathlib.Path, wanted: str = "") -> subprocess.CompletedProcess[str]:
+    def setup(self, machine: pathlib.Path, wanted: str = "", *last: str) -> subprocess.CompletedProcess[str]:
         script = [str(shutil.which("bash")), str(paths.ROOT / "tools/setup.sh")]
         return subprocess.run(
-            [*script, "python3", str(machine / "venv"), wanted, "torch==0.default"],
+            [*script, "python3", str(machine / "venv"), wanted, "torch==0.default", *last],
             env={"PATH": str(machine / "bin")},
             capture_output=True,
             text=True,
@@ -219,18 +221,26 @@ class TestSetupScript:
         assert "install torch==0.mine" in notes
         assert "torch==0.default" not in notes
 
+    def test_setup_for_wheels_builds_nothing(self, machine: pathlib.Path) -> None:
+        self.program(machine / "bin/g++", "")
+        assert self.setup(machine, "torch==0.mine", "torch").returncode == 0
+        notes = (machine / "notes").read_text()
+        assert "install torch==0.mine" in notes
+        assert "-e .[test]" not in notes
+
 
 class TestAnotherTorchThanCompiledFor:
     """`torch_backplane._built_for`, which the build writes, is checked before the extension module is loaded."""
 
     def run(
-        self, folder: pathlib.Path, program: str, compiled_for: str = "2.12.1", **environment: str
+        self, folder: pathlib.Path, program: str, version: str = "0.1.0", **environment: str
     ) -> subprocess.CompletedProcess[str]:
         (folder / "sitecustomize.py").write_text(
             "import sys, types\n"
-            f"sys.modules['torch_backplane._built_for'] = types.SimpleNamespace(TORCH={compiled_for!r})\n"
+            f"sys.modules['torch_backplane._built_for'] = types.SimpleNamespace(TORCH='2.12.1', VERSION={version!r})\n"
         )
-        return python("-c", program, cwd=folder, PYTHONPATH=str(folder), **environment)
+        path = os.pathsep.join(map(str, (folder, paths.ROOT)))
+        return python("-c", program, cwd=folder, PYTHONPATH=path, **environment)
 
     def test_import_error_names_the_reinstall_command(self, tmp_path: pathlib.Path) -> None:
         for program in ("import torch_backplane", "import torch; import torch_backplane"):
@@ -238,6 +248,25 @@ class TestAnotherTorchThanCompiledFor:
             assert finished.returncode == 1
             assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
             assert "pip install --no-build-isolation --force-reinstall --no-deps ." in finished.stderr
+
+    def test_import_error_of_a_wheel_names_the_wheel_to_install(self, tmp_path: pathlib.Path) -> None:
+        finished = self.run(tmp_path, "import torch_backplane", "0.1.0+torch2.12", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        assert finished.returncode == 1
+        minor = ".".join(torch.__version__.split(".")[:2])
+        assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
+        assert f'pip install --no-deps "torch-backplane==0.1.0+torch{minor}" --find-links FOLDER' in finished.stderr
+        assert "torch_backplane-0.1.0.tar.gz" in finished.stderr
+        assert "source folder" not in finished.stderr
+
+    def test_development_versions_have_no_wheels(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch_backplane import _release
+
+        built_for = types.SimpleNamespace(TORCH="2.12.1", VERSION="0.1.0+torch2.12")
+        monkeypatch.setitem(sys.modules, "torch_backplane._built_for", built_for)
+        reason = _release.misfit("2.15.0a0+git1234567")
+        assert reason is not None
+        assert "torch_backplane-0.1.0.tar.gz" in reason
+        assert "--find-links" not in reason
 
     def test_extension_module_is_not_loaded(self, tmp_path: pathlib.Path) -> None:
         program = (

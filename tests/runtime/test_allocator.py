@@ -418,6 +418,8 @@ BAD_OPTIONS = {
     "max_split_size_mb:64,,": "expected key:value pairs",
     "max_split_size_mb:1": "too small",
     "garbage_collection_threshold:1.5": "'garbage_collection_threshold' must be a number from 0 to 1, not '1.5'",
+    "garbage_collection_threshold:0.5x": "must be a number from 0 to 1, not '0.5x'",
+    "garbage_collection_threshold:nan": "must be a number from 0 to 1, not 'nan'",
     "garbage_collection_threshold:half": "must be a number from 0 to 1, not 'half'",
     "expandable_segments:yes": "'expandable_segments' must be True or False, not 'yes'",
     "roundup_power2_divisions:[256:1,512": r"has no closing '\]'",

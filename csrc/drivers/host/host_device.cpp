@@ -1,7 +1,6 @@
 #include "drivers/host/host_device.h"
 
 #include <c10/util/Exception.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "devices/command.h"
+#include "devices/pages.h"
 
 namespace backplane {
 namespace {
@@ -223,11 +223,6 @@ const HostEvent& state(EventHandle event) {
   return *static_cast<HostEvent*>(event);
 }
 
-void* map_pages(size_t bytes, int protection) {
-  void* address = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return address == MAP_FAILED ? nullptr : address;
-}
-
 class HostDevice final : public Device {
  public:
   HostDevice(DeviceProperties properties, size_t memory_limit) : Device(std::move(properties)), limit_(memory_limit) {}
@@ -237,11 +232,13 @@ class HostDevice final : public Device {
     if (!take(bytes)) {
       return nullptr;
     }
-    void* address = map_pages(bytes, PROT_READ | PROT_WRITE);
+    void* address = pages::reserve(bytes);
+    if (address != nullptr && !pages::commit(address, bytes)) {
+      pages::release(address, bytes);
+      address = nullptr;
+    }
     if (address == nullptr) {
       give_back(bytes);
-    } else {
-      prefer_huge_pages(address, bytes);
     }
     return address;
   }
@@ -249,7 +246,7 @@ class HostDevice final : public Device {
   // Pending commands can still use the memory. It is unmapped when all busy streams have executed their current
   // commands.
   void free(void* address, size_t bytes) override {
-    const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
+    const std::shared_ptr<void> last_use(address, [bytes](void* memory) { pages::release(memory, bytes); });
     for (HostQueue* busy : busy_queues()) {
       busy->enqueue(
           {StoredCommand(HostCallback{make_host_function("free", [last_use](char* const*, const uint64_t*) {})})});
@@ -267,24 +264,23 @@ class HostDevice final : public Device {
   }
 
   void* reserve(size_t bytes) override {
-    void* address = map_pages(bytes, PROT_NONE);
+    void* address = pages::reserve(bytes);
     TORCH_CHECK(address != nullptr, "cannot reserve ", bytes, " bytes of address space");
     return address;
   }
 
   void unreserve(void* address, size_t bytes) override {
-    munmap(address, bytes);
+    pages::release(address, bytes);
   }
 
   bool map(void* address, size_t bytes) override {
     if (!take(bytes)) {
       return false;
     }
-    if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
+    if (!pages::commit(address, bytes)) {
       give_back(bytes);
       return false;
     }
-    prefer_huge_pages(address, bytes);
     return true;
   }
 
@@ -294,8 +290,7 @@ class HostDevice final : public Device {
         busy->drain();
       }
     }
-    madvise(address, bytes, MADV_DONTNEED);
-    mprotect(address, bytes, PROT_NONE);
+    pages::decommit(address, bytes);
     give_back(bytes);
   }
 
@@ -414,12 +409,6 @@ class HostDevice final : public Device {
 
   void give_back(size_t bytes) {
     used_.fetch_sub(bytes);
-  }
-
-  static void prefer_huge_pages(void* address, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    madvise(address, bytes, MADV_HUGEPAGE); // fewer page faults on new segments; a failure is harmless
-#endif
   }
 
   const size_t limit_;
