@@ -25,11 +25,12 @@ PACKAGE = {
     "conformance": {"_C", "drivers", "sanitizer"},
     "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
     "memory_plot": set(),
+    "integrations": {"accelerator"},
     "testing": {"_C"},
     "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "interpreter", "kernels", "memory_plot", "tuning"},
 }
 # Tools: programs load them only on request.
-TOOLS = {"audit", "cli", "conformance", "interpreter", "memory_plot", "sanitizer", "testing"}
+TOOLS = {"audit", "cli", "conformance", "integrations", "interpreter", "memory_plot", "sanitizer", "testing"}
 
 
 def test_csrc_folders_are_listed() -> None:
