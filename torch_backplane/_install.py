@@ -17,6 +17,7 @@ torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()
 interop.install()
+accelerator.processes.install()
 fused_attention.install()
 # `import torch.bp.streams` finds the existing module instead of loading it a second time.
 for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"):

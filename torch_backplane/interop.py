@@ -16,18 +16,14 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-
-_ONE_PROCESS = (
-    "bp memory belongs to the process that allocated it and cannot be shared with another process: "
-    "send tensor.cpu(), or share a CPU tensor and copy it to bp in the other process"
-)
+from torch_backplane.accelerator.processes import ONE_PROCESS
 
 
 def _refuse_for_bp(storage_method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(storage_method)
     def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if self.device.type == "bp":
-            raise NotImplementedError(_ONE_PROCESS)
+            raise NotImplementedError(ONE_PROCESS)
         return storage_method(self, *args, **kwargs)
 
     return method

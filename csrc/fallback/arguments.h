@@ -1,6 +1,7 @@
 // Helpers for the tensors in an operator's boxed arguments and results.
 #pragma once
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
@@ -8,6 +9,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace backplane {
 
@@ -30,6 +32,40 @@ inline bool is_optional_tensor_list(const c10::IValue& value) {
   return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
 }
 
+// Whether an operator of another library can have tensors inside: a dictionary, a tuple, or a list of such or of lists.
+inline bool is_nested(const c10::IValue& value) {
+  if (value.isList()) {
+    const auto elements = value.toListRef();
+    return !elements.empty() && (elements[0].isList() || is_nested(elements[0]));
+  }
+  return value.isGenericDict() || value.isTuple();
+}
+
+// Replaces each element of a nested value by `replacement(element)`.
+template <typename Replacement>
+c10::IValue with_elements_replaced(const c10::IValue& value, const Replacement& replacement) {
+  if (value.isList()) {
+    c10::impl::GenericList list(value.toList().elementType());
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(replacement(element));
+    }
+    return list;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> elements;
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      elements.push_back(replacement(element));
+    }
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  const auto given = value.toGenericDict();
+  c10::impl::GenericDict dict(given.keyType(), given.valueType());
+  for (const auto& entry : given) {
+    dict.insert(entry.key(), replacement(entry.value()));
+  }
+  return dict;
+}
+
 // Calls `function` with each defined tensor. Lists of optional tensors can contain undefined tensors instead of None.
 template <typename Function>
 void for_each_tensor(const c10::IValue& value, const Function& function) {
@@ -50,6 +86,11 @@ void for_each_tensor(const c10::IValue& value, const Function& function) {
         if_defined(element.toTensor());
       }
     }
+  } else if (is_nested(value)) {
+    with_elements_replaced(value, [&](const c10::IValue& element) {
+      for_each_tensor(element, function);
+      return element;
+    });
   }
 }
 
@@ -73,6 +114,11 @@ void replace_tensors(c10::IValue& value, c10::Device device, const Replacement& 
     value = std::move(replaced);
   } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
     value = device;
+  } else if (is_nested(value)) {
+    value = with_elements_replaced(value, [&](c10::IValue element) {
+      replace_tensors(element, device, replacement);
+      return element;
+    });
   }
 }
 

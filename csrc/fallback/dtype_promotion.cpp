@@ -12,6 +12,7 @@
 
 #include <optional>
 #include <span>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -55,7 +56,7 @@ namespace {
 
 struct Row {
   uint64_t unsupported;
-  std::vector<const char*> names; // with all overloads
+  std::vector<const char*> names; // with all overloads; without a namespace: ATen's
   Composed composed = nullptr;
   bool of_one_dtype = false;
 };
@@ -101,6 +102,7 @@ const std::vector<Row>& rows() {
         "multilabel_margin_loss_backward"},
        nullptr,
        true},
+      {kHalf, {"torchvision::nms"}, nullptr, true},
       {kBool, {"abs"}, &absolute_of_bools},
       {kBool | kComplexHalf, {"trace"}},
       {kIntegers, {"histc"}, &histogram},
@@ -380,9 +382,10 @@ const PromotionRule* promotion_rule(const c10::OperatorHandle& op) {
     auto* made = new std::unordered_map<std::string, PromotionRule>;
     for (const Row& row : rows()) {
       for (const char* name : row.names) {
+        const char* space = std::string_view(name).find("::") == std::string_view::npos ? "aten::" : "";
         for (const char* in_place : {"", "_"}) {
           made->emplace(
-              c10::str("aten::", name, in_place), PromotionRule{row.unsupported, row.composed, row.of_one_dtype});
+              c10::str(space, name, in_place), PromotionRule{row.unsupported, row.composed, row.of_one_dtype});
         }
       }
     }

@@ -242,6 +242,11 @@ void replace_result(CpuMirror& mirror, const OperatorFacts& facts, c10::IValue& 
       replaced.push_back(bp_result(mirror, facts, std::move(tensor)));
     }
     value = std::move(replaced);
+  } else if (is_nested(value)) {
+    value = with_elements_replaced(value, [&](c10::IValue element) {
+      replace_result(mirror, facts, element);
+      return element;
+    });
   }
 }
 

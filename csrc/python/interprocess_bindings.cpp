@@ -1,11 +1,14 @@
-// Python bindings for memory and events that are shared between processes.
+// Python bindings for memory and events that are shared between processes; torch_backplane/accelerator/processes.py
+// sends tensors with them.
 #include <torch/csrc/Event.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include "bindings.h"
 #include "c10/adopted_event.h"
 #include "c10/storage.h"
 #include "devices/interprocess.h"
+#include "streams/stream.h"
 
 namespace py = pybind11;
 
@@ -62,6 +65,40 @@ struct ImportedSegment {
     }
   }
 };
+
+// Memory that another storage owns: shared memory of the CPU, or an imported segment.
+struct SharedMemory {
+  c10::DeviceIndex index;
+  c10::Storage owner;
+  int descriptor; // closed with the memory, which tells the sender that it is no longer used; -1: none
+
+  static void release(void* given) {
+    const std::unique_ptr<SharedMemory> memory(static_cast<SharedMemory*>(given));
+    try {
+      if (!in_bad_fork()) {
+        synchronize_device(memory->index); // commands can still use the memory, which the owner unmaps
+      }
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what()); // must not throw: can be called by a destructor
+    }
+    if (memory->descriptor >= 0) {
+      ::close(memory->descriptor);
+    }
+  }
+
+  static c10::DataPtr make(c10::DeviceIndex index, const c10::Storage& owner, size_t offset, int descriptor) {
+    auto* memory = new SharedMemory{index, owner, descriptor};
+    return {
+        static_cast<char*>(owner.mutable_data()) + offset, memory, &SharedMemory::release,
+        c10::Device(c10::kPrivateUse1, index)};
+  }
+};
+
+// Whether the device computes in the host's memory, and can use any of it: a device of the driver `host`.
+bool uses_host_memory(c10::DeviceIndex index) {
+  const Device& owner = device(index);
+  return owner.properties().dialect.empty() && owner.properties().host_accessible() && owner.host_sees_memory();
+}
 
 } // namespace
 
@@ -122,6 +159,55 @@ void bind_interprocess(py::module_& module) {
       },
       py::arg("index"), py::arg("handle"), py::arg("segment_bytes"), py::arg("offset"), py::arg("bytes"),
       "Return a tensor of bytes in another process's memory.");
+  module.def(
+      "uses_host_memory", [](c10::DeviceIndex index) { return uses_host_memory(checked_index(index)); },
+      py::arg("index"));
+  module.def(
+      "tensor_in",
+      [](c10::DeviceIndex index, const at::Tensor& owner, size_t offset, size_t bytes, int descriptor) {
+        index = checked_index(index);
+        TORCH_CHECK(
+            owner.device().is_privateuseone() ? owner.device().index() == index : uses_host_memory(index),
+            "bp:", static_cast<int>(index), " cannot use memory of ", owner.device());
+        TORCH_CHECK_VALUE(
+            bytes <= owner.storage().nbytes() && offset <= owner.storage().nbytes() - bytes, bytes, " bytes at offset ",
+            offset, " do not fit in ", owner.storage().nbytes());
+        c10::Storage storage(
+            c10::Storage::use_byte_size_t(), bytes, SharedMemory::make(index, owner.storage(), offset, descriptor),
+            /*allocator=*/nullptr, /*resizable=*/false);
+        return make_tensor(std::move(storage), caffe2::TypeMeta::Make<uint8_t>(), {static_cast<int64_t>(bytes)}, {1});
+      },
+      py::arg("index"), py::arg("owner"), py::arg("offset"), py::arg("bytes"), py::arg("descriptor") = -1,
+      "Return a tensor of bytes in the memory of another tensor's storage, which it keeps alive.");
+  module.def(
+      "move_to",
+      [](const at::Tensor& tensor, const at::Tensor& owner) {
+        auto* storage = tensor.storage().unsafeGetStorageImpl();
+        const auto index = tensor.device().index();
+        TORCH_CHECK(
+            owner.is_cpu() && uses_host_memory(index) && owner.storage().nbytes() == storage->nbytes(), "memory of ",
+            tensor.device(), " cannot move to ", owner.device());
+        storage->mutable_data(); // ends copy-on-write
+        storage->set_data_ptr_noswap(SharedMemory::make(index, owner.storage(), 0, /*descriptor=*/-1));
+        storage->set_resizable(false);
+      },
+      py::arg("tensor"), py::arg("owner"),
+      "Let the storage of a tensor on a host device use the memory of a CPU tensor, which has its contents.");
+  module.def(
+      "owner_of",
+      [](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+        const auto& data = tensor.storage().data_ptr();
+        if (data.get_deleter() != &SharedMemory::release) {
+          return std::nullopt;
+        }
+        const auto& owner = static_cast<const SharedMemory*>(data.get_context())->owner;
+        if (owner.device_type() != c10::kCPU) {
+          return std::nullopt;
+        }
+        return at::detail::make_tensor<at::TensorImpl>(
+            c10::Storage(owner), c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<uint8_t>());
+      },
+      py::arg("tensor"), "The CPU tensor whose memory the storage of a bp tensor uses; None if it has its own.");
 }
 
 } // namespace backplane

@@ -284,6 +284,69 @@ driver.library().unlink_all()
     ]
 
 
+BY_QUEUE = """
+import os, signal, torch
+import torch.multiprocessing as mp
+from torch_backplane.accelerator import processes
+
+def receive(connection, x):
+    import driver_queued_module as driver
+    second, views = connection.recv(), connection.recv()
+    assert len({one.untyped_storage()._cdata for one in (x, *views)}) == 1
+    assert driver.called("import_memory") == 1  # the tensors are in one segment
+    views[0].copy_((views[0].cpu() * 2).to("bp"))
+    torch.bp.synchronize()
+    connection.send((x.tolist(), second.tolist()))
+    connection.recv()
+    del x, views, second
+    connection.send(None)
+    connection.recv()
+
+if __name__ == "__main__":
+    x, second = torch.arange(4.0).to("bp"), torch.ones(3).to("bp")
+    here, there = mp.get_context("spawn").Pipe()
+    process = mp.get_context("spawn").Process(target=receive, args=(there, x))
+    process.start()
+    torch.bp._sleep(300_000_000)
+    second.copy_((second.cpu() * 2).to("bp"))
+    here.send(second)
+    here.send((x[1:3], x[2:]))
+    print(*here.recv(), x.tolist())
+    torch.bp.ipc_collect()
+    print(len(processes._sent))
+    allocated = torch.bp.memory_allocated()
+    del x  # the receiver still has it
+    assert torch.bp.memory_allocated() == allocated
+    here.send(None)
+    here.recv()
+    torch.bp.ipc_collect()
+    print(len(processes._sent))  # what a process is started with is kept as long as the process
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    del process
+    torch.bp.ipc_collect()
+    print(len(processes._sent))
+    del second
+    print(torch.bp.memory_allocated())
+    import driver_queued_module as driver
+    driver.library().unlink_all()
+"""
+
+
+def test_tensors_are_sent_by_handle(tmp_path: Path) -> None:
+    driver_packages.install_queued(tmp_path)
+    (tmp_path / "program.py").write_text(BY_QUEUE)
+    settings = os.environ | {
+        "TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": "COPIES EVENTS INTERPROCESS",
+        "PYTHONPATH": driver_packages.python_path(tmp_path),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], env=settings, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["[0.0, 2.0, 4.0, 3.0] [2.0, 2.0, 2.0] [0.0, 2.0, 4.0, 3.0]", "2", "1", "0", "0"]
+
+
 def test_sharing_without_interprocess_functions_raises(queued: Run) -> None:
     printed = queued("""
 x = torch.ones(3).to("bp")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import paths
 import pytest
@@ -96,6 +98,118 @@ def test_an_operator_with_a_cpu_kernel_only_falls_back() -> None:
     assert y.device.type == "bp"
     assert _C.fallback_counts() == {"backplane_test::cpu_only": 1}
     assert y.tolist() == [0, 2, 4]
+
+
+# Operators with a CPU kernel only, for every kind of argument and result. Each entry is a schema and a kernel.
+def scale_out(x: Tensor, *, out: Tensor) -> Tensor:
+    return out.resize_(x.shape).copy_(x * 2)
+
+
+def add_one_to_each_(xs: list[Tensor]) -> None:
+    for x in xs:
+        x += 1
+
+
+def add_if_given_(x: Tensor, y: Tensor | None) -> None:
+    if y is not None:
+        y += x
+
+
+def weighted(xs: list[Tensor], weights: list[Tensor | None], bias: Tensor | None = None) -> list[Tensor]:
+    plain = [x if weight is None else x * weight for x, weight in zip(xs, weights, strict=True)]
+    return plain if bias is None else [x + bias for x in plain]
+
+
+ON_CPU_ONLY: dict[str, Callable[..., Any]] = {
+    "scale.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)": scale_out,
+    "triple_(Tensor(a!) x) -> Tensor(a!)": lambda x: x.mul_(3),
+    "add_one_to_each_(Tensor(a!)[] xs) -> ()": add_one_to_each_,
+    "add_if_given_(Tensor x, Tensor(a!)? y) -> ()": add_if_given_,
+    "weighted(Tensor[] xs, Tensor?[] weights, Tensor? bias=None) -> Tensor[]": weighted,
+    "total(Tensor[]? xs, Tensor x) -> Tensor": lambda xs, x: sum(xs or [], torch.zeros(())) + x,
+    "tail(Tensor(a) x) -> Tensor(a)": lambda x: x[1:],
+    "rows(Tensor(a) x) -> Tensor(a)[]": lambda x: list(x.unbind()),
+    "several(Tensor x) -> (Tensor, int, Tensor?, float[])": lambda x: (x + 1, 7, None, [1.0, 2.0]),
+    "count(Tensor x) -> int": lambda x: x.numel(),
+    "named(Tensor x, Dict(str, Tensor) others) -> Dict(str, Tensor)": lambda x, others: {
+        name: x + other for name, other in others.items()
+    },
+    "nested(Tensor x, Tensor[][] xs, (Tensor, int) pair) -> Tensor[][]": lambda x, xs, pair: [
+        [x + one + pair[0] * pair[1] for one in row] for row in xs
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def on_cpu_only() -> Iterator[Any]:
+    with torch.library._scoped_library("backplane_test_cpu", "DEF") as library:
+        for schema, kernel in ON_CPU_ONLY.items():
+            library.define(schema)
+            library.impl(schema.partition("(")[0], kernel, "CPU")
+        yield torch.ops.backplane_test_cpu
+
+
+def test_written_arguments_of_cpu_kernels(on_cpu_only: Any) -> None:
+    x = torch.arange(4.0, device="bp")
+    out = torch.empty(0, device="bp")
+    assert on_cpu_only.scale(x, out=out) is out
+    assert out.tolist() == [0, 2, 4, 6]
+    whole = torch.zeros(2, 4, device="bp")
+    on_cpu_only.scale(x, out=whole[1])
+    assert whole.tolist() == [[0, 0, 0, 0], [0, 2, 4, 6]]
+    assert on_cpu_only.triple_(x[::2]).tolist() == [0, 6]
+    assert x.tolist() == [0, 1, 6, 3]
+    assert on_cpu_only.add_one_to_each_([x[:2], out]) is None
+    assert (x.tolist(), out.tolist()) == ([1, 2, 6, 3], [1, 3, 5, 7])
+    on_cpu_only.add_if_given_(x, out)
+    on_cpu_only.add_if_given_(x, None)
+    assert out.tolist() == [2, 5, 11, 10]
+
+
+def test_lists_and_missing_arguments_of_cpu_kernels(on_cpu_only: Any) -> None:
+    x = torch.arange(2.0, device="bp:1")
+    assert [y.tolist() for y in on_cpu_only.weighted([x, x + 1], [None, x])] == [[0, 1], [0, 2]]
+    assert [y.tolist() for y in on_cpu_only.weighted([x], [None], torch.tensor(3.0))] == [[3, 4]]
+    assert all(y.device == x.device for y in on_cpu_only.weighted([x, x], [None, None]))
+    assert on_cpu_only.total(None, x).tolist() == on_cpu_only.total([], x).tolist() == [0, 1]
+    assert on_cpu_only.total([x, x], x).tolist() == [0, 3]
+    for wrong in (torch.ones(2), torch.ones(2, device="bp:0")):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            on_cpu_only.weighted([x, wrong], [None, None])
+    assert on_cpu_only.total([x], x).tolist() == [0, 2]
+
+
+def test_results_of_cpu_kernels(on_cpu_only: Any) -> None:
+    x = torch.arange(4.0, device="bp").view(2, 2)
+    rows = [on_cpu_only.tail(x)[0], *on_cpu_only.rows(x)]
+    assert [row.tolist() for row in rows] == [[2, 3], [0, 1], [2, 3]]
+    rows[0].fill_(9)  # views, as on the CPU
+    assert x.tolist() == [[0, 1], [9, 9]]
+    y, number, nothing, numbers = on_cpu_only.several(x)
+    assert y.tolist() == [[1, 2], [10, 10]]
+    assert (number, nothing, numbers) == (7, None, [1, 2])
+    assert on_cpu_only.count(x) == 4
+    with torch.inference_mode():
+        assert on_cpu_only.several(x)[0].is_inference()
+
+
+def test_tensors_in_containers_of_cpu_kernels(on_cpu_only: Any) -> None:
+    x = torch.arange(2.0, device="bp")
+    found = on_cpu_only.named(x, {"a": x, "b": torch.ones(2, device="bp")})
+    assert {name: y.tolist() for name, y in found.items()} == {"a": [0, 2], "b": [1, 2]}
+    nested = on_cpu_only.nested(x, [[x, x + 1], []], (x, 2))
+    assert [[y.tolist() for y in row] for row in nested] == [[[0, 4], [1, 5]], []]
+    assert {y.device for y in (*found.values(), *nested[0])} == {torch.device("bp:0")}
+    with pytest.raises(RuntimeError, match="at least two devices, bp:0 and cpu"):
+        on_cpu_only.named(x, {"a": torch.ones(2)})
+    assert on_cpu_only.named(x, {}) == {}
+
+
+def test_cpu_kernels_that_raise(on_cpu_only: Any) -> None:
+    x = torch.arange(2.0, device="bp")
+    with pytest.raises(ValueError, match="zip"):
+        on_cpu_only.weighted([x, x], [None])
+    assert [y.tolist() for y in on_cpu_only.weighted([x], [None])] == [[0, 1]]
 
 
 def test_an_operator_that_mutates_its_argument() -> None:
@@ -205,6 +319,21 @@ def test_cpp_operator_with_a_cpu_kernel_only(cpp: SimpleNamespace) -> None:
     assert y.device == torch.device("bp:1")
     assert y.tolist() == [3, 3]
     assert _C.fallback_counts()["backplane_cpp_test::cpu_only"] == 1
+
+
+def test_cpp_operators_that_write(cpp: SimpleNamespace) -> None:
+    x = torch.arange(6.0, device="bp").view(2, 3)
+    out = torch.empty(0, device="bp")
+    assert cpp.sum_into([x, x.t().contiguous().t(), None], out=out) is out
+    assert out.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert cpp.halve_(x[:, 1:]) is None
+    assert x.tolist() == [[0, 0.5, 1], [3, 2, 2.5]]
+    assert cpp.first_row(x).tolist() == [0, 0.5, 1]
+    cpp.first_row(x).zero_()
+    assert x[0].tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="expected a tensor"):
+        cpp.sum_into([None], out=out)
+    assert cpp.sum_into([x], out=out).tolist() == x.tolist()
 
 
 def test_cpp_operator_with_a_derivative_from_python(cpp: SimpleNamespace) -> None:

@@ -36,7 +36,7 @@ SAME = """
     get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
     get_rng_state get_rng_state_all get_stream_from_external get_sync_debug_mode graph graph_pool_handle graphs
     host_memory_stats host_memory_stats_as_nested_dict init
-    initial_seed is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
+    initial_seed ipc_collect is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
     make_graphed_callables manual_seed manual_seed_all
     max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
     memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary nvtx nvtx.mark nvtx.range
@@ -58,7 +58,6 @@ SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "T
 
 REFUSED = {
     "clock_rate": "drivers do not report it",
-    "ipc_collect": "bp tensors cannot be shared between processes",
     "list_gpu_processes": "drivers see only their own process",
     "memory_usage": "drivers do not report it",
     "power_draw": "drivers do not report it",

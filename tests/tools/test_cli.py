@@ -166,6 +166,41 @@ def test_ops_rejects_an_invalid_match(match: str) -> None:
     assert match in result.stderr
 
 
+OTHER_LIBRARY = """
+import torch
+library = torch.library.Library("backplane_other", "DEF")
+keys = {"fast": "PrivateUse1", "on_cpu": "CPU", "composed": "CompositeImplicitAutograd", "far": "CUDA"}
+for name, key in keys.items():
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, lambda x: x, key)
+"""
+
+
+def test_ops_of_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "backplane_other.py").write_text(OTHER_LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):  # the second time it is imported already
+        result = backplane("ops", "--import", "backplane_other")
+        assert result.exit_code == 0, result.output
+        assert [line.split() for line in result.stdout.splitlines()] == [
+            ["backplane_other::composed", "decomposition"],
+            ["backplane_other::far", "none"],
+            ["backplane_other::fast", "native"],
+            ["backplane_other::on_cpu", "fallback"],
+        ]
+    assert backplane("ops", "--import", "backplane_other", "--missing").stdout.split() == ["backplane_other::on_cpu"]
+    data = json.loads(backplane("ops", "--import", "backplane_other", "--match", "fast", "--json", "-").stdout)
+    assert data == {"operators": [{"name": "backplane_other::fast", "required": False, "source": "native"}]}
+    for module, match, message in (
+        ("backplane_absent", "", "No module named 'backplane_absent'"),
+        ("json", "", "json registers no operators"),
+        ("backplane_other", "aten", "no operator of backplane_other matches 'aten'"),
+    ):
+        result = backplane("ops", "--import", module, "--match", match)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
+
+
 # --- conformance -------------------------------------------------------------------------------------------------
 def test_conformance_passes_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "report.json"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
+from torch_backplane.accelerator import processes
 from torch_backplane.accelerator._utils import DeviceLike, _get_device_index, device
 from torch_backplane.accelerator.initialization import _lazy_init
 
@@ -168,12 +169,11 @@ def synchronize(device: DeviceLike = None) -> None:
 
 
 def ipc_collect() -> None:
-    """Not supported. In torch.cuda it frees memory that other processes have released; bp tensors are not shared.
+    """Free memory that was sent to other processes by handle, and that no process uses any longer.
 
-    Raises:
-        NotImplementedError: always.
+    Sending a tensor does this, too. Host devices need no collection (`torch_backplane.accelerator.processes`).
     """
-    raise NotImplementedError("bp tensors cannot be shared between processes, so there is nothing to collect")
+    processes.collect()
 
 
 def _sleep(cycles: float) -> None:
