@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 Results = Mapping[str, "torch.Tensor | float | Sequence[float]"]
@@ -61,6 +62,7 @@ def _timed(program: Program, device: torch.device) -> tuple[Results, float]:
     times = []
     for _ in range(program.runs):
         torch.manual_seed(0)
+        numpy.random.seed(0)
         start = time.perf_counter()
         results = program.run(device)
         _synchronize(device)

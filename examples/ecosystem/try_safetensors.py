@@ -28,4 +28,32 @@ def save_and_load(device: torch.device) -> Results:
     return {**loaded, "output": other(x.to(device)), "part": part}
 
 
-main("safetensors", [Program("save_model, load_file, load_model, slices", save_and_load)])
+def truncated(device: torch.device) -> Results:
+    def allocated() -> int:
+        return 0 if device.type == "cpu" else torch.accelerator.memory_allocated(device)
+
+    x = torch.arange(4096.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        safetensors.torch.save_file({"first": x, "second": 2 * x}, path)
+        data, before = path.read_bytes(), allocated()
+        for length in (0, 4, 40, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:length])
+            try:
+                safetensors.torch.load_file(path, device=str(device))
+            except safetensors.SafetensorError as error:
+                assert str(error)
+            else:
+                raise AssertionError(f"{length} of {len(data)} bytes were loaded without an error")
+            assert allocated() == before, f"{allocated() - before} bytes remain after an error"
+        path.write_bytes(data)
+        return safetensors.torch.load_file(path, device=str(device))
+
+
+main(
+    "safetensors",
+    [
+        Program("save_model, load_file, load_model, slices", save_and_load),
+        Program("errors for truncated files", truncated, tolerance=0),
+    ],
+)

@@ -79,6 +79,7 @@ def quantized(device: torch.device) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         config = TorchAoConfig(Int8WeightOnlyConfig())
         model = LlamaForCausalLM.from_pretrained(saved(folder), device_map=device, quantization_config=config)
+    assert "Int8" in type(model.model.layers[0].mlp.up_proj.weight).__name__
     with torch.inference_mode():
         return {"logits": on(model(PROMPT.to(device)).logits, device)}
 
