@@ -3,8 +3,8 @@
     python tools/cuda_placeholders.py FOLDER    # then run programs with LD_LIBRARY_PATH=FOLDER
 
 The wheels on PyPI for Linux are linked with CUDA's runtime and with libraries that only CUDA builds of PyTorch have, so
-their CPU kernels do not load elsewhere. This compiles libraries with these names, whose functions return 0. A CUDA build
-of PyTorch has the real libraries, and nothing is compiled.
+their CPU kernels do not load elsewhere. This compiles libraries with these names, whose functions return 0. In a CUDA
+build of PyTorch, which has the real libraries, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main(folder: Path) -> None:
         (MISSING[2], versioned, [f"-Wl,--version-script={script}"]),
     ):
         text = "".join(f"long {one}(void) {{ return 0; }}\n" for one in sorted(defined))
-        command = ["cc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}", *options, "-o", str(folder / name), "-xc", "-"]
+        output = ["-o", str(folder / name), f"-Wl,-soname,{name}"]
+        command = ["cc", "-w", "-shared", "-fPIC", *options, *output, "-xc", "-"]
         subprocess.run(command, input=text, text=True, check=True)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the libraries of examples/ecosystem in a virtual environment of their own.
+# Installs the libraries of examples/ecosystem in a separate virtual environment.
 #
 #   tools/ecosystem.sh VENV TARGET
 #
@@ -12,7 +12,7 @@ venv=$1 target=$2
 
 [ -x "$target/bin/python" ] || "$venv/bin/python" -m venv "$target"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-# addsitedir, because VENV may have packages that are found by .pth files of its own.
+# addsitedir, because VENV may have packages that are found by its .pth files.
 echo "import site; site.addsitedir('$(packages "$venv")')" >"$(packages "$target")/torch-and-backplane.pth"
 "$venv/bin/python" -m pip freeze | grep '^torch==' >"$target/constraints.txt"
 "$target/bin/python" -m pip install -q --disable-pip-version-check --only-binary :all: -c "$target/constraints.txt" \

@@ -88,6 +88,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "benchmarks": _of_results("benchmarks"),
     "conformance": _of_results("conformance"),
     "operators": _of_results("operators"),
+    "ecosystem": _of_results("ecosystem"),
 }
 
 

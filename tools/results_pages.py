@@ -162,3 +162,29 @@ def operators() -> Iterator[str]:
     yield "|---|" + ":-:|" * len(dtypes)
     for op, marks in sorted(states.items()):
         yield f"| `{op}` | " + " | ".join(marks.get(dtype, "") for dtype in dtypes) + " |"
+
+
+def ecosystem() -> Iterator[str]:
+    """A table for each driver: the programs of other libraries, whether they passed, and their times."""
+    for name in names("ecosystem"):
+        found = load(name)
+        results = found["data"]["results"]
+        passed = sum(row["status"] == "passed" for row in results)
+        yield f"## {name.removeprefix('ecosystem-')}\n"
+        yield f"{passed} of {len(results)} programs pass. {source(name, found)}\n"
+        rows = []
+        for row in results:
+            done = row["status"] == "passed"
+            rows.append(
+                {
+                    "library": f"{row['library']} {row['version']}".rstrip(),
+                    "what ran": row["program"],
+                    "result": "passed" if done else f"failed: {row['error']}",
+                    "fallbacks": ", ".join(f"`{op}` {count}" for op, count in row.get("fallbacks", {}).items()),
+                    "s": row.get("seconds", ""),
+                    "s on cpu": row.get("cpu_seconds", ""),
+                    "speed": row["cpu_seconds"] / row["seconds"] if done else "",
+                }
+            )
+        yield from table(rows, list(rows[0]))
+        yield ""

@@ -29,8 +29,8 @@ def rows_of(name: str, driver: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "TORCH_BACKPLANE_FALLBACK": "silent"}  # they are counted
     try:
         ran = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False
-        )
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return [row_of_crash(name, f"not done after {LIMIT} seconds")]
     if ran.returncode:

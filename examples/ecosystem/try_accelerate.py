@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import torch
-import torch_backplane.integrations.accelerate  # noqa: F401
 from accelerate import Accelerator, cpu_offload
 from accelerate.state import AcceleratorState
 from accelerate.utils import GradScalerKwargs
 from torch.utils.data import DataLoader, TensorDataset
 from trial import Program, Results, falls, main, on
+
+import torch_backplane.integrations.accelerate  # noqa: F401
 
 
 def loop(device: torch.device, mixed_precision: str | None) -> list[float]:

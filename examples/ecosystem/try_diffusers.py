@@ -1,12 +1,20 @@
 """diffusers: Stable Diffusion's pipeline with tiny random weights, whole, offloaded by model and by layer; training."""
 
 import torch
-import torch_backplane.integrations.accelerate  # noqa: F401
 import transformers
-from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel, UNet2DModel
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DDPMScheduler,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
 from diffusers.utils import logging
 from transformers import CLIPTextConfig, CLIPTextModel
 from trial import Program, Results, falls, main, on
+
+import torch_backplane.integrations.accelerate  # noqa: F401
 
 logging.set_verbosity_error()
 transformers.logging.set_verbosity_error()
@@ -34,7 +42,7 @@ def pipeline() -> StableDiffusionPipeline:
     return found
 
 
-def generate(pipe: StableDiffusionPipeline) -> Results:
+def generate(pipe: StableDiffusionPipeline, device: torch.device) -> Results:
     """Generates an image from given text embeddings, because the pipeline has no tokenizer."""
     torch.manual_seed(2)
     embeddings = {"prompt_embeds": torch.randn(1, 7, 32), "negative_prompt_embeds": torch.randn(1, 7, 32)}
@@ -42,13 +50,11 @@ def generate(pipe: StableDiffusionPipeline) -> Results:
         **embeddings, num_inference_steps=STEPS, generator=torch.Generator().manual_seed(0), output_type="pt",
         height=32, width=32,
     ).images  # fmt: skip
-    return {"image": images}
+    return {"image": on(images, device)}
 
 
 def whole(device: torch.device) -> Results:
-    results = generate(pipeline().to(device))
-    on(results["image"], device)
-    return results
+    return generate(pipeline().to(device), device)
 
 
 def offloaded_models(device: torch.device) -> Results:
@@ -56,9 +62,8 @@ def offloaded_models(device: torch.device) -> Results:
     if device.type != "cpu":
         pipe.enable_model_cpu_offload()
         assert pipe._offload_device.type == device.type
-    results = generate(pipe)
+    results = generate(pipe, device)
     assert next(pipe.unet.parameters()).device.type == "cpu"  # afterwards, all weights are on the CPU again
-    on(results["image"], device)
     return results
 
 
@@ -67,16 +72,15 @@ def offloaded_layers(device: torch.device) -> Results:
     if device.type != "cpu":
         pipe.enable_sequential_cpu_offload()
         assert next(pipe.unet.parameters()).device.type == "meta"
-    results = generate(pipe)
-    on(results["image"], device)
-    return results
+    return generate(pipe, device)
 
 
 def train(device: torch.device) -> Results:
     torch.manual_seed(3)
     model = UNet2DModel(
-        sample_size=16, in_channels=1, out_channels=1, block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        sample_size=16, in_channels=1, out_channels=1, block_out_channels=(8, 16), norm_num_groups=4,
+        layers_per_block=1, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     ).to(device)  # fmt: skip
     scheduler = DDPMScheduler(num_train_timesteps=100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -5,9 +5,10 @@ import tempfile
 
 import lightning
 import torch
-import torch_backplane.integrations.lightning  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 from trial import Program, Results, falls, main
+
+import torch_backplane.integrations.lightning  # noqa: F401
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -49,7 +50,8 @@ def fit(device: torch.device, precision: str) -> Results:
         trainer.fit(model, loader())
         assert trainer.strategy.root_device.type == device.type
         again = Regression.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, weights_only=True)
-    assert torch.equal(again.layers[0].weight.cpu(), model.layers[0].weight.cpu())
+    weights, loaded = (dict(one.named_parameters())["layers.0.weight"].cpu() for one in (model, again))
+    assert torch.equal(weights, loaded)
     return {"losses": falls(model.losses)}
 
 

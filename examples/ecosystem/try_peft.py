@@ -3,11 +3,12 @@
 import tempfile
 
 import torch
-import torch_backplane.integrations.transformers  # noqa: F401
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from trial import Program, Results, falls, main, on
+
+import torch_backplane.integrations.transformers  # noqa: F401
 
 transformers.logging.set_verbosity_error()
 TOKENS = torch.arange(4)[:, None] * 7 + torch.arange(16)[None]

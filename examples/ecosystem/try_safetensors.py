@@ -6,8 +6,9 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-import torch_backplane.integrations.safetensors  # noqa: F401
 from trial import Program, Results, main, on
+
+import torch_backplane.integrations.safetensors  # noqa: F401
 
 
 def network() -> torch.nn.Module:
@@ -41,8 +42,8 @@ def truncated(device: torch.device) -> Results:
             path.write_bytes(data[:length])
             try:
                 safetensors.torch.load_file(path, device=str(device))
-            except safetensors.SafetensorError as error:
-                assert str(error)
+            except safetensors.SafetensorError:
+                pass
             else:
                 raise AssertionError(f"{length} of {len(data)} bytes were loaded without an error")
             assert allocated() == before, f"{allocated() - before} bytes remain after an error"

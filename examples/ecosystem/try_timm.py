@@ -1,4 +1,4 @@
-"""timm: the parts of its training script (model, mixup, optimizer, schedule, scaler, averaged weights), and features."""
+"""timm: what its training script uses (mixup, optimizer, schedule, scaler, averaged weights), and features."""
 
 import timm
 import torch

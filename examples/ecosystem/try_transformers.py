@@ -3,10 +3,11 @@
 import tempfile
 
 import torch
-import torch_backplane.integrations.transformers  # noqa: F401
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TorchAoConfig, Trainer, TrainerCallback, TrainingArguments
 from trial import Program, Results, falls, main, on
+
+import torch_backplane.integrations.transformers  # noqa: F401
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -73,6 +74,15 @@ def device_map(device: torch.device) -> Results:
     return {"logits": on(model(PROMPT.to(model.device)).logits, device)}
 
 
+def limited_memory(device: torch.device) -> Results:
+    options = {} if device.type == "cpu" else {"device_map": "auto", "max_memory": {0: "300KB", "cpu": "1GB"}}
+    with tempfile.TemporaryDirectory() as folder:
+        model = LlamaForCausalLM.from_pretrained(saved(folder), **options)
+    where = set(getattr(model, "hf_device_map", {}).values())
+    assert where == (set() if device.type == "cpu" else {0, "cpu"}), where
+    return {"logits": on(model(PROMPT.to(device)).logits, device)}
+
+
 def quantized(device: torch.device) -> Results:
     from torchao.quantization import Int8WeightOnlyConfig
 
@@ -91,6 +101,7 @@ main(
         Program("Trainer(bf16=True)", trainer_bfloat16, tolerance=3e-2),
         Program("generate with a static cache", static_cache, tolerance=0),
         Program('from_pretrained(device_map="auto")', device_map),
+        Program('device_map="auto" with max_memory', limited_memory),
         Program("int8 weights by torchao", quantized, tolerance=1e-3),
     ],
 )

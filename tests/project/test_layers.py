@@ -20,6 +20,7 @@ PACKAGE = {
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
+    "integrations": {"accelerator"},
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},
@@ -29,7 +30,7 @@ PACKAGE = {
     "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "interpreter", "kernels", "memory_plot", "tuning"},
 }
 # Tools: programs load them only on request.
-TOOLS = {"audit", "cli", "conformance", "interpreter", "memory_plot", "sanitizer", "testing"}
+TOOLS = {"audit", "cli", "conformance", "integrations", "interpreter", "memory_plot", "sanitizer", "testing"}
 
 
 def test_csrc_folders_are_listed() -> None:

@@ -52,8 +52,9 @@ def _max_memory(original: Any) -> Any:
         free = _free_memory()
         if max_memory is None:
             return {**free, **known}  # Accelerate fills devices in this order
+        for device, limit in max_memory.items():  # in place, as Accelerate does: transformers relies on it
+            max_memory[device] = convert_file_size_to_int(limit) if isinstance(limit, str) else limit
         limits = {device: max_memory[device] for device in free if device in max_memory}
-        limits = {device: convert_file_size_to_int(one) if isinstance(one, str) else one for device, one in limits.items()}
         return {**limits, **original({device: one for device, one in max_memory.items() if device not in limits})}
 
     return get_max_memory
