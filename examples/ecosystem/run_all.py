@@ -25,8 +25,9 @@ def row_of_crash(name: str, reason: str) -> dict[str, Any]:
 
 def rows_of(name: str, driver: str) -> list[dict[str, Any]]:
     """Runs `try_<name>.py`. Returns a row for each of its programs."""
-    command = [sys.executable, "-W", "ignore", str(FOLDER / f"try_{name}.py"), "--driver", driver]
-    environment = {**os.environ, "TORCH_BACKPLANE_FALLBACK": "silent"}  # they are counted
+    command = [sys.executable, "-W", "ignore", str(FOLDER / f"try_{name}.py")]
+    # Some libraries look for devices when they are imported. Fallbacks are counted, so they need no warning.
+    environment = {**os.environ, "TORCH_BACKPLANE_DRIVERS": driver, "TORCH_BACKPLANE_FALLBACK": "silent"}
     try:
         ran = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False

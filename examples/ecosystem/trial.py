@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -110,11 +109,8 @@ def main(library: str, programs: Sequence[Program], distribution: str | None = N
         distribution: The library's name as a package, if it is another one.
     """
     parser = argparse.ArgumentParser(description=f"Runs programs of {library} on a device and compares with the CPU.")
-    parser.add_argument("--device", default="bp", help="a bp device (default bp)")
-    parser.add_argument("--driver", help="Backplane's driver")
+    parser.add_argument("--device", default="bp", help="a bp device (default bp). TORCH_BACKPLANE_DRIVERS chooses drivers")
     given = parser.parse_args()
-    if given.driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = given.driver  # also of child processes
     device = torch.device(given.device)
     torch.accelerator.set_device_index(device.index or 0)
     rows = []
