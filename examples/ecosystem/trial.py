@@ -109,7 +109,7 @@ def main(library: str, programs: Sequence[Program], distribution: str | None = N
         distribution: The library's name as a package, if it is another one.
     """
     parser = argparse.ArgumentParser(description=f"Runs programs of {library} on a device and compares with the CPU.")
-    parser.add_argument("--device", default="bp", help="a bp device (default bp). TORCH_BACKPLANE_DRIVERS chooses drivers")
+    parser.add_argument("--device", default="bp", help="a bp device (default bp); see TORCH_BACKPLANE_DRIVERS, too")
     given = parser.parse_args()
     device = torch.device(given.device)
     torch.accelerator.set_device_index(device.index or 0)

@@ -15,14 +15,8 @@ import importlib.util
 import pkgutil
 
 
-def enable() -> list[str]:
-    """Enables the integration of each library that is installed.
-
-    Returns:
-        The names of these libraries.
-    """
-    names = [one.name for one in pkgutil.iter_modules(__path__) if not one.name.startswith("_")]
-    installed = [name for name in names if importlib.util.find_spec(name) is not None]
-    for name in installed:
-        importlib.import_module(f"{__name__}.{name}").enable()
-    return installed
+def enable() -> None:
+    """Enables the integration of each library that is installed."""
+    for name in (one.name for one in pkgutil.iter_modules(__path__) if not one.name.startswith("_")):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(f"{__name__}.{name}").enable()
