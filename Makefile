@@ -31,12 +31,12 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint tidy docs dist bench conformance ops audit clean FORCE
+	fuzz asan tsan lint tidy docs dist bench conformance ecosystem ops audit clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, soak, bench)"
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, soak, bench, ecosystem)"
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       draws per distribution (test-random)"
 	@echo "  SECONDS=n     duration (fuzz, soak; default 300)"
@@ -158,6 +158,17 @@ bench: $(ready) ## run the benchmarks, and write results/ (an hour)
 	$(call record,import_time) benchmarks/import_time.py --json
 	$(python) -m pip install -q transformers
 	$(call record,generate) benchmarks/generate.py --driver $(bench_driver) --json
+	$(python) -W ignore tools/pages.py
+
+# The libraries are in a separate virtual environment, which takes torch and Backplane from .venv.
+ecosystem := build/ecosystem
+ecosystem: $(ready) ## run programs of other libraries on bp, and write results/ (half an hour)
+	tools/ecosystem.sh "$(VENV)" $(ecosystem)
+	for driver in $(or $(DRIVER),host opencl); do \
+		LD_LIBRARY_PATH="$(abspath $(ecosystem)/cuda-placeholders):$$LD_LIBRARY_PATH" \
+			$(python) -W ignore tools/record.py ecosystem-$$driver -- \
+			$(ecosystem)/bin/python examples/ecosystem/run_all.py --driver $$driver $(ARGS) || exit 1; \
+	done
 	$(python) -W ignore tools/pages.py
 
 conformance: $(ready) ## run PyTorch's operator database, and write results/

@@ -90,6 +90,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "conformance": _of_results("conformance"),
     "operators": _of_results("operators"),
     "overview": _of_results("overview"),
+    "ecosystem": _of_results("ecosystem"),
 }
 
 

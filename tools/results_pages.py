@@ -205,3 +205,31 @@ def overview() -> Iterator[str]:
         f"| [Graphs](docs/benchmarks.md#graphs-opencl) | a replayed step of a GPT: {graph['replay_us'] / 1000:.1f} ms; "
         f"eagerly {graph['eager_us'] / 1000:.1f} ms |"
     )
+
+
+def ecosystem() -> Iterator[str]:
+    """A table for each driver: the programs of other libraries, whether they passed, and their times."""
+    for name in names("ecosystem"):
+        found = load(name)
+        results = found["data"]["results"]
+        passed = sum(row["status"] == "passed" for row in results)
+        yield f"## {name.removeprefix('ecosystem-')}\n"
+        yield f"{passed} of {len(results)} programs pass. {source(name, found)}\n"
+        rows = []
+        for row in results:
+            done = row["status"] == "passed"
+            fallbacks = sorted(row.get("fallbacks", {}).items(), key=lambda one: (-one[1], one[0]))
+            rows.append(
+                {
+                    "library": f"{row['library']} {row['version']}".rstrip(),
+                    "what ran": row["program"],
+                    "result": "passed" if done else f"failed: {row['error']}",
+                    "fallbacks": ", ".join(f"`{op}` {count}" for op, count in fallbacks),
+                    "s": row.get("seconds", ""),
+                    "s on cpu": row.get("cpu_seconds", ""),
+                    "speed": row["cpu_seconds"] / row["seconds"] if done else "",
+                }
+            )
+        # On host devices, all operators are PyTorch's CPU kernels.
+        yield from table(rows, [one for one in rows[0] if one != "fallbacks" or not name.endswith("-host")])
+        yield ""

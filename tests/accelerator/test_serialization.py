@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pathlib
 import pickle
@@ -229,3 +230,32 @@ def test_share_memory_ignores_bp_tensors() -> None:
         with pytest.raises(NotImplementedError, match="bp memory belongs to the process that allocated it"):
             share()
     assert torch.ones(2).share_memory_().is_shared()
+
+
+def error_of_loading(path: pathlib.Path, location: str) -> tuple[type[Exception], str]:
+    try:
+        torch.load(path, map_location=location)
+    except Exception as error:
+        return type(error), str(error)
+    raise AssertionError(f"loading on {location} raises no error")
+
+
+@pytest.mark.parametrize("source", ["bp:0", "cpu"])
+@pytest.mark.parametrize("zip_file", [True, False], ids=["zip", "legacy"])
+def test_truncated_file_gives_the_error_of_the_cpu(zip_file: bool, source: str, tmp_path: pathlib.Path) -> None:
+    state = {name: torch.randn(64, 64, device=source) for name in ("first", "second", "third")}
+    path = tmp_path / "model.pt"
+    torch.save(state, path, _use_new_zipfile_serialization=zip_file)
+    data = path.read_bytes()
+    del state
+    gc.collect()
+    before = torch.bp.memory_allocated(0)
+    for part in (0, 0.01, 0.3, 0.6, 0.95, 1):  # 1: without its last byte
+        path.write_bytes(data[: min(int(part * len(data)), len(data) - 1)])
+        assert error_of_loading(path, "bp:0") == error_of_loading(path, "cpu")
+        gc.collect()
+        assert torch.bp.memory_allocated(0) == before
+        path.write_bytes(data)
+        loaded = torch.load(path, map_location="bp:0")
+        assert {one.device for one in loaded.values()} == {torch.device("bp:0")}
+        del loaded
