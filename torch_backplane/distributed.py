@@ -55,7 +55,7 @@ def _with_default(init_process_group: Callable[..., None]) -> Callable[..., None
 
 def _is_for_bp() -> bool:
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == "bp" and torch.bp.is_available()
+    return accelerator is not None and accelerator.type == "bp" and torch.accelerator.is_available()
 
 
 def engine_name() -> str:
@@ -94,7 +94,7 @@ def host_link() -> tuple[float, float] | None:
     return delay, float(parse_size(found[1], "TORCH_BACKPLANE_HOST_LINK"))
 
 
-def _create(options: Any, backend_options: Any) -> dist.distributed_c10d.Backend:
+def _create(options: Any, backend_options: Any) -> Any:
     """Create the backend of a process group, for torch.distributed.
 
     Args:
@@ -107,7 +107,7 @@ def _create(options: Any, backend_options: Any) -> dist.distributed_c10d.Backend
     """
     if backend_options is not None:
         raise ValueError(f"the {NAME} backend has no options, but got pg_options={backend_options!r}")
-    index = torch.bp.current_device()
+    index = torch.accelerator.current_device_index()
     device = drivers.device(index)
     own = device.collectives(options) if isinstance(device, drivers.Device) else None
     if own is not None:
@@ -116,7 +116,7 @@ def _create(options: Any, backend_options: Any) -> dist.distributed_c10d.Backend
     return _C.make_distributed_backend(_engine(options), link)
 
 
-def _engine(options: Any) -> dist.distributed_c10d.Backend:
+def _engine(options: Any) -> Any:
     c10d = dist.distributed_c10d
     timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
     match engine_name():

@@ -17,7 +17,7 @@
 
 namespace backplane {
 
-// Calls functions one after the other in a thread of its own, which starts on first use.
+// Calls functions one after the other in a separate thread, which starts on first use.
 class OrderedCalls {
  public:
   ~OrderedCalls(); // waits for all calls

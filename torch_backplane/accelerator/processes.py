@@ -48,7 +48,7 @@ def _known(key: Any) -> torch.UntypedStorage | None:
 # --- host devices ----------------------------------------------------------------------------------------------------
 
 
-_moving = threading.Lock()  # each queue sends in a thread of its own, and all must share the same memory
+_moving = threading.Lock()  # each queue sends in a separate thread, and all must share the same memory
 
 
 def _reduce_in_host_memory(storage: torch.UntypedStorage) -> Any:
@@ -116,7 +116,7 @@ def _rebuild_by_handle(
     try:
         storage = _known((index, handle, offset))
         if storage is not None:
-            return storage  # which has a pipe of its own, or is the sent one
+            return storage  # which has its own pipe, or is the sent one
         segment = _known((index, handle))
         if segment is None:  # a handle can be opened only once
             segment = _C.import_memory(index, handle, segment_bytes, 0, segment_bytes).untyped_storage()
