@@ -88,7 +88,7 @@ def main(wheel: str) -> None:
             if "bp:0" not in devices:
                 if driver == "host" or os.environ.get("REQUIRE_OPENCL") == "1":
                     sys.exit(f"the driver {driver!r} has no device")
-                print("not tested on OpenCL, as there is no device")
+                print("no OpenCL device: not tested on OpenCL")
                 continue
             loss = float(environment.run_on(driver, "first.py").split(maxsplit=1)[0])
             if not loss < 0.5:

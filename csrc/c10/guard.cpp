@@ -7,6 +7,7 @@
 #include "c10/adopted_event.h"
 #include "devices/device.h"
 #include "memory/allocator.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 #include "streams/sync_debug.h"
 
@@ -97,6 +98,11 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     note_synchronization();
     synchronize_stream(stream);
+  }
+
+  // Not declared with `override`, as torch 2.11 has no such method.
+  bool isStreamCapturing(const c10::Stream& stream) const {
+    return Capture::of(stream) != nullptr;
   }
 
   // --- events

@@ -47,6 +47,21 @@ def test_a_stream_is_a_torch_stream() -> None:
     assert stream != 5
     assert stream is not None
     assert repr(stream).startswith("<torch.bp.Stream device=bp:0 bp_stream=0x")
+
+
+def test_stream_knows_that_it_is_captured() -> None:
+    if not hasattr(torch.Stream, "is_capturing"):
+        pytest.skip("torch 2.11 has no Stream.is_capturing()")
+    stream, other = torch.bp.Stream(), torch.bp.Stream()
+    graph = torch.bp.Graph()
+    x = torch.ones(3, device="bp")
+    assert not stream.is_capturing()
+    with torch.bp.stream(stream):
+        graph.capture_begin()
+        assert stream.is_capturing()
+        assert not other.is_capturing()
+        x += 1
+        graph.capture_end()
     assert not stream.is_capturing()
 
 
