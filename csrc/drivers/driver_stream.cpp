@@ -487,7 +487,7 @@ void DriverStreams::note_launches(DriverStream& stream) {
 // Submits the latest recording of the event to the driver, if it is deferred.
 void DriverStreams::issue_recording(EventHandle event) {
   if (event_of(event).is_deferred()) {
-    event_of(event).stream()->deferred.issue_all();
+    event_of(event).stream()->deferred.issue_while([&] { return event_of(event).is_deferred(); });
   }
 }
 

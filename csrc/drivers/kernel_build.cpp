@@ -81,13 +81,16 @@ void DeferredCommands::issue_ready() noexcept {
   changed_.notify_all();
 }
 
-void DeferredCommands::issue_all() noexcept {
+void DeferredCommands::issue_while(const std::function<bool()>& needed) noexcept {
   if (!any()) {
     return;
   }
   const GilReleased released;
   for (;;) {
     issue_ready();
+    if (!needed()) {
+      return;
+    }
     std::unique_lock<std::mutex> guard(lock_);
     if (issuing_) {
       if (issuer_ == std::this_thread::get_id()) {

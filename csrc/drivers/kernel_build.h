@@ -69,7 +69,11 @@ class DeferredCommands {
   // Executes the first commands that do not have to wait. Never throws.
   void issue_ready() noexcept;
   // Waits for the prerequisites and executes all deferred commands. Never throws.
-  void issue_all() noexcept;
+  void issue_all() noexcept {
+    issue_while([] { return true; });
+  }
+  // The same, but stops when `needed` returns false: later commands can wait for something that the caller will do.
+  void issue_while(const std::function<bool()>& needed) noexcept;
   // Keeps an exception for rethrow(), unless there already is one.
   void keep_failure(std::exception_ptr failure) noexcept;
   // Throws the kept exception, the first of a command or a prerequisite, and clears it.
