@@ -260,7 +260,7 @@ def test_backplane_is_the_default_backend(devices: dict[str, str]) -> None:
 
 
 BAD_INPUT = """
-start()
+start("backplane")
 
 
 def refused(error, text, function, *arguments, **options):
