@@ -33,11 +33,15 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 def register() -> None:
     """Register the backend with torch.distributed, as the default for bp."""
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["bp"])
-    init_process_group = _with_default(dist.init_process_group)
-    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+    for name, wrapped in (
+        ("init_process_group", _with_default_backend(dist.init_process_group)),
+        ("new_group", _with_backend_type(dist.new_group)),
+    ):
+        setattr(dist, name, wrapped)
+        setattr(dist.distributed_c10d, name, wrapped)
 
 
-def _with_default(init_process_group: Callable[..., None]) -> Callable[..., None]:
+def _with_default_backend(init_process_group: Callable[..., None]) -> Callable[..., None]:
     """Give `init_process_group()` a backend if the process has bp devices.
 
     Without a name, PyTorch would create a group for bp tensors only, of the type of Gloo, which
@@ -49,8 +53,26 @@ def _with_default(init_process_group: Callable[..., None]) -> Callable[..., None
         if backend is None and kwargs.get("device_id") is None and _is_for_bp():
             backend = f"cpu:gloo,bp:{NAME}" if dist.is_gloo_available() else NAME
         init_process_group(backend, *args, **kwargs)
+        _set_backend_type(dist.group.WORLD)
 
     return function
+
+
+def _with_backend_type(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(new_group)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        group = new_group(*args, **kwargs)
+        _set_backend_type(group)
+        return group
+
+    return function
+
+
+def _set_backend_type(group: Any) -> None:
+    """Give a group of several backends a type if one is ours. PyTorch does so for its own backends only, and warns."""
+    types = {device.type for device in getattr(group, "_device_types", ())}
+    if "bp" in types and len(types) > 1:
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
 def _is_for_bp() -> bool:

@@ -72,6 +72,7 @@ def test_all_code_blocks_are_tested() -> None:
         "README.md": {"python"},  # test_packaging.py
         **{page: {"python"} for page in PROGRAMS},
         "driver-contract.md": {"python", "c"},
+        "ecosystem.md": {"python"},  # needs other libraries; `make ecosystem` tests these integrations
         "graphs.md": {"python"},
         "kernels.md": {"python"},
         "profiling.md": {"python"},
@@ -109,7 +110,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_programs_of_pages_run(page: str, tmp_path: Path) -> None:
-    parts = blocks(page, "python")
+    parts = [part for part in blocks(page, "python") if "torchrun" not in part]
     assert all("import torch" in part for part in parts)
     # debugging.md prepares faults, which must happen before devices are discovered: a process for each block.
     programs = parts if page == "debugging.md" else ["\n".join(parts)]
@@ -120,6 +121,17 @@ def test_programs_of_pages_run(page: str, tmp_path: Path) -> None:
         command = ["bash", "-c", f"{sys.executable} {file} 2>&1"]
         printed += run(command, tmp_path, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="2")
     assert [told for told in PROGRAMS[page] if told not in printed] == [], printed
+
+
+def test_distributed_program_runs(tmp_path: Path) -> None:
+    (program,) = [part for part in blocks("several-devices.md", "python") if "torchrun" in part]
+    file = tmp_path / "program.py"
+    file.write_text(program, encoding="utf-8")
+    (command,) = re.findall(r"TORCH_BACKPLANE_HOST_LINK=\S+ (torchrun .*) program.py", one_line("several-devices.md"))
+    settings = {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DEVICES": "4", "OMP_NUM_THREADS": "1"}
+    for link in ({}, {"TORCH_BACKPLANE_HOST_LINK": "1GiB/s,20us"}):
+        printed = run([*command.split(), "--standalone", str(file)], tmp_path, **settings, **link)
+        assert float(printed.split()[-1]) < 10
 
 
 def test_memory_snapshot_of_the_guide_is_plotted(tmp_path: Path) -> None:
