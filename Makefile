@@ -152,7 +152,7 @@ bench_driver := $(or $(DRIVER),opencl)
 record = $(python) -W ignore tools/record.py $(1)-$(bench_driver) -- $(python) -W ignore
 
 bench: $(ready) ## run the benchmarks, and write results/ (an hour)
-	for one in overhead dynamic kernels matmul convolution attention rnn training events allocator memory_history graphs profiling; do \
+	for one in overhead dynamic kernels matmul convolution attention rnn training events allocator memory_history graphs profiling distributed; do \
 		$(call record,$$one) benchmarks/$$one.py --driver $(bench_driver) --json || exit 1; \
 	done
 	$(call record,import_time) benchmarks/import_time.py --json

@@ -24,6 +24,7 @@ import typer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+CPU_GROUP: list[Any] = []  # filled by each rank
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]  # bytes
 
 
@@ -41,9 +42,6 @@ def timed(function: Callable[[], object], device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return slowest(time.perf_counter() - begin)
-
-
-CPU_GROUP: list[Any] = []  # filled by each rank
 
 
 def all_reduce(x: torch.Tensor, calls: int) -> None:
@@ -64,7 +62,8 @@ def all_reduce_times(device: torch.device, sizes: list[int], rounds: int) -> lis
                     found[name].append(seconds)
                 x.fill_(1)
         ours, other = (1e6 * statistics.median(found[name]) for name in (str(device), "cpu"))
-        rows.append({"bytes": size, "device_us": ours, "gloo_us": other, "ratio": ours / other})
+        title = f"all_reduce of {size:,} bytes"
+        rows.append({"title": title, "device_us": ours, "gloo_us": other, "ratio": ours / other})
     return rows
 
 
@@ -104,9 +103,9 @@ def rank_main(rank: int, ranks: int, store: str, driver: str | None, sizes: list
     device = machine.place("bp", driver, threads=1)
     dist.init_process_group("cpu:gloo,bp:backplane", init_method=f"file://{store}", rank=rank, world_size=ranks)
     CPU_GROUP.append(dist.new_group(backend="gloo"))
-    found = {"all_reduce": all_reduce_times(device, sizes, rounds), "ddp_ms": ddp_times(device, rounds)}
+    found = {"results": all_reduce_times(device, sizes, rounds), "ddp_ms": ddp_times(device, rounds)}
     if rank == 0:
-        report = {"device": str(device), "ranks": ranks, "rounds": rounds, **found}
+        report = {**found, "ranks": ranks, "rounds": rounds, **machine.environment(device, threads=1)}
         with open(path, "w", encoding="utf-8") as file:
             json.dump(report, file)
     dist.destroy_process_group()
@@ -132,8 +131,8 @@ def main(
         print(json.dumps(report))
         return
     print(f"all_reduce on {ranks} ranks, {report['device']} versus CPU tensors over Gloo")
-    for row in report["all_reduce"]:
-        print(f"{row['bytes']:>12,} bytes {row['device_us']:>10.0f} µs {row['gloo_us']:>10.0f} µs {row['ratio']:>6.2f}")
+    for row in report["results"]:
+        print(f"{row['title']:>32} {row['device_us']:>10.0f} µs {row['gloo_us']:>10.0f} µs {row['ratio']:>6.2f}")
     print("a training step with DistributedDataParallel")
     for name, milliseconds in report["ddp_ms"].items():
         print(f"{name.replace('_', ' '):>24} {milliseconds:>8.1f} ms")

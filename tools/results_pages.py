@@ -17,6 +17,7 @@ BENCHMARKS = {
     "dynamic": ("New shapes", "Calls with a size that is new, used again, known from before, and the first one."),
     "kernels": ("Kernels", "The ratio is the CPU's time divided by the device's: higher is better."),
     "training": ("Training steps", "The ratio is the CPU's time divided by the device's: higher is better."),
+    "distributed": ("Collectives", "The ratio is the device's time divided by that of CPU tensors: lower is better."),
     "generate": ("Text generation", "Tokens per second. The ratio is new lengths divided by repeated ones."),
     "graphs": ("Graphs", "The columns named by … are the other way's time divided by the replay's: higher is better."),
 }

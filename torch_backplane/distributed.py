@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from torch_backplane import _C, drivers
 from torch_backplane.drivers.base import SettingError
-from torch_backplane.drivers.sizes import parse_size
 
 NAME = "backplane"
 ENGINES = ("gloo", "mpi", "ucc")
@@ -112,6 +111,8 @@ def host_link() -> tuple[float, float] | None:
             f"TORCH_BACKPLANE_HOST_LINK={text!r} is not a link: write a speed, or a speed and a delay, "
             "such as 1GiB/s,20us"
         )
+    from torch_backplane.drivers.sizes import parse_size  # not at import of torch_backplane: few programs need it
+
     delay = float(found[2]) * _TIMES[found[3]] if found[2] else 0.0
     return delay, float(parse_size(found[1], "TORCH_BACKPLANE_HOST_LINK"))
 

@@ -57,6 +57,15 @@ def test_events_and_copies_are_all_measured() -> None:
     assert min(report["microseconds"].values()) > 0
 
 
+def test_collectives_are_compared_with_gloo() -> None:
+    report = run_json("distributed.py", "--rounds", "1", "--largest", "2000")
+    assert [row["title"] for row in report["results"]] == ["all_reduce of 1,024 bytes"]
+    (row,) = report["results"]
+    assert row["ratio"] == pytest.approx(row["device_us"] / row["gloo_us"])
+    assert set(report["ddp_ms"]) == {"without_communication", "overlapped", "not_overlapped"}
+    assert min(report["ddp_ms"].values()) > 0
+
+
 @pytest.mark.slow
 def test_profiling_costs_are_measured() -> None:
     report = run_json("profiling.py", "--match", "chain", "--rounds", "1")
