@@ -63,7 +63,7 @@ def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
 
 def scalars() -> str:
     """Return the C source of the scalar functions."""
-    lines = ["#include <math.h>"]
+    lines = ["#define _GNU_SOURCE", "#include <math.h>"]  # glibc declares exp10 for GNU sources only
     for name, result, kinds, body in _scalar_functions():
         given = ", ".join(f"{_C_NAMES[kind]} {letter}" for kind, letter in zip(kinds, "abc", strict=False))
         lines.append(f"__attribute__((overloadable)) {_C_NAMES[result]} cl_{name}({given}) {{ return {body}; }}")
