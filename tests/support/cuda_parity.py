@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+# The release of torch that the table describes; others can lack some of its names.
+REFERENCE_RELEASE = "2.13"
+
 
 class Verdict(NamedTuple):
     kind: str  # same, renamed, refused or absent
