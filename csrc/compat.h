@@ -29,7 +29,7 @@ size_t large_segment_size() {
   }
 }
 
-// torch 2.12 added reserved bytes by private pool.
+// torch 2.13 added reserved bytes by private pool.
 template <typename Stats, typename Visit>
 void with_private_pool_stats(Stats& stats, Visit&& visit) {
   if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {

@@ -19,6 +19,9 @@ import torch
 
 from torch_backplane.as_cuda.names import ABSENT, RENAMED
 
+# The release of torch that the table describes; others can lack some of its names.
+REFERENCE_RELEASE = "2.13"
+
 
 class Verdict(NamedTuple):
     kind: str  # same, renamed, refused or absent

@@ -164,7 +164,8 @@ class graph:
         if torch.compiler.config.force_cudagraph_gc:
             gc.collect()
         empty_cache()
-        torch.accelerator.empty_host_cache()
+        if hasattr(torch.accelerator, "empty_host_cache"):  # since torch 2.12
+            torch.accelerator.empty_host_cache()
         self._context.__enter__()
         try:
             self.cuda_graph.capture_begin(self.pool, self.capture_error_mode)
