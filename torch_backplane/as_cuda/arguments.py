@@ -156,15 +156,7 @@ def _profiler(original: Function) -> Function:
 
 def _backend_of_bp(requested: str) -> str:
     """Translates the name of a c10d backend: "nccl", or "cpu:gloo,cuda:nccl"."""
-    if "nccl" not in requested and "cuda" not in requested:
-        return requested
-    backend = torch.distributed.Backend.default_device_backend_map.get("bp")
-    if backend is None:
-        raise NotImplementedError(
-            f"the backend {requested!r} of torch.distributed has no counterpart on bp: Backplane has registered no "
-            'backend for collectives. Use "gloo" with tensors on the CPU'
-        )
-    return requested.replace("nccl", backend).replace("cuda:", "bp:")
+    return requested.replace("nccl", "backplane").replace("cuda:", "bp:")
 
 
 def _distributed(original: Function) -> Function:
@@ -175,14 +167,6 @@ def _distributed(original: Function) -> Function:
         if isinstance(kwargs.get("backend"), str):
             kwargs["backend"] = _backend_of_bp(kwargs["backend"])
         return original(*args, **kwargs)
-
-    return function
-
-
-def _is_nccl_available(original: Function) -> Function:
-    @functools.wraps(original)
-    def function() -> bool:
-        return "bp" in torch.distributed.Backend.default_device_backend_map
 
     return function
 
@@ -206,7 +190,7 @@ def _install_distributed() -> None:
     for name in ("init_process_group", "new_group"):
         _wrap(torch.distributed, name, _distributed)
         setattr(distributed_c10d, name, getattr(torch.distributed, name))
-    _wrap(torch.distributed, "is_nccl_available", _is_nccl_available)
+    torch.distributed.is_nccl_available = lambda: True
     _wrap(torch.distributed, "init_device_mesh", _any_argument)
     device_mesh.init_device_mesh = torch.distributed.init_device_mesh
     _wrap(device_mesh.DeviceMesh, "__init__", _any_argument)
