@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def _with_default_backend(init_process_group: Callable[..., None]) -> Callable[..., None]:
-    """Give `init_process_group()` a backend if the process has bp devices.
+    """Give `init_process_group()` a backend for CPU tensors and, if the process has bp devices, for bp tensors.
 
     Without a name, PyTorch would create a group for bp tensors only, of the type of Gloo, which
     DistributedDataParallel does not find.
@@ -49,8 +49,8 @@ def _with_default_backend(init_process_group: Callable[..., None]) -> Callable[.
 
     @functools.wraps(init_process_group)
     def function(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        if backend is None and kwargs.get("device_id") is None and _is_for_bp():
-            backend = f"cpu:gloo,bp:{NAME}" if dist.is_gloo_available() else NAME
+        if backend is None and kwargs.get("device_id") is None and _accelerator_is_bp():
+            backend = _default_backend()
         init_process_group(backend, *args, **kwargs)
         _set_backend_type(dist.group.WORLD)
 
@@ -74,9 +74,15 @@ def _set_backend_type(group: Any) -> None:
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
-def _is_for_bp() -> bool:
+def _accelerator_is_bp() -> bool:
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == "bp" and torch.accelerator.is_available()
+    return accelerator is not None and accelerator.type == "bp"
+
+
+def _default_backend() -> str:
+    if not torch.accelerator.is_available():  # the process has no bp device
+        return "gloo"
+    return f"cpu:gloo,bp:{NAME}" if dist.is_gloo_available() else NAME
 
 
 def engine_name() -> str:

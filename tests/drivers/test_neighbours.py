@@ -95,7 +95,32 @@ for options in ({}, {"device_ids": [0]}, {"device_ids": [0, 1], "output_device":
 found += [run(torch.nn.DataParallel), run(lambda: torch.nn.DataParallel(3).module), str(linear.weight.device)]
 """
 
+DISTRIBUTED = """
+import torch.distributed as dist
+
+def reduce(*args, **kwargs):
+    dist.init_process_group(*args, store=dist.HashStore(), rank=0, world_size=1, **kwargs)
+    try:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        group = dist.new_group([0], backend="gloo" if "backend" in kwargs else None)
+        dist.all_reduce(tensor, group=group)
+        dist.barrier()
+        return tensor.tolist(), dist.get_backend() if args or kwargs else ""
+    finally:
+        dist.destroy_process_group()
+
+for args, kwargs in [(("gloo",), {}), (("cpu:gloo",), {}), ((), {}), ((), {"backend": "gloo"}), (("nonsense",), {})]:
+    found.append(run(reduce, *args, **kwargs))
+found.append(run(dist.new_group, [0]))
+found.append(repr(dist.get_default_backend_for_device("cpu")))
+"""
+
 REPLACED = {
+    "torch.distributed.distributed_c10d.init_process_group": DISTRIBUTED,
+    "torch.distributed.distributed_c10d.new_group": DISTRIBUTED,
+    "torch.distributed.init_process_group": DISTRIBUTED,
+    "torch.distributed.new_group": DISTRIBUTED,
     "torch.amp.grad_scaler.GradScaler.unscale_": SCALERS,
     "torch.Tensor.__dlpack__": DLPACK,
     "torch.Tensor.__dlpack_device__": DLPACK,
@@ -172,7 +197,8 @@ def test_replaced_names_are_listed() -> None:
 @pytest.fixture(scope="module")
 def answers() -> dict[str, list[list[str]]]:
     """Returns the output of each program without Backplane, with Backplane and no device, and with two devices."""
-    parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL"}
+    parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL",
+             DISTRIBUTED: "DISTRIBUTED"}  # fmt: skip
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
         program += f"found = []\n{text}\nall[{name!r}] = found\n"
