@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
-from test_tunable import Times, anew, tunable
+from test_tunable import Times, isolated, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import Library, Routine
@@ -172,7 +172,7 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
         _C.advance_configuration_epoch()
 
 
-@anew
+@isolated
 def test_tuning_includes_the_library() -> None:
     device = drivers.device(0)
     library = clblast.library()

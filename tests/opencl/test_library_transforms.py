@@ -20,7 +20,7 @@ import torch
 from agreement import DEVICE, agrees, had, plans_from_the_start
 from test_graphs import captured, made
 from test_spectral_ops import COMPLEX, NORMS, close_to_doubles
-from test_tunable import Times, anew, tunable
+from test_tunable import Times, isolated, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import Library, Routine
@@ -339,7 +339,7 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
         assert "no room" in one
 
 
-@anew
+@isolated
 def test_tuning_includes_the_library() -> None:
     with having(TOY, "default"):
         Times("transforms", driver=1.0, host=2.0, generated=3.0)
@@ -350,7 +350,7 @@ def test_tuning_includes_the_library() -> None:
         assert called(torch.fft.fft, x.to(DEVICE))
 
 
-@anew
+@isolated
 def test_tuning_excludes_a_library_that_rejects_the_call() -> None:
     """A trial under its name would time kernels."""
     with having(narrow(3), "default"):
