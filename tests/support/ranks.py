@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PREAMBLE = """
+import faulthandler
 import os
 import sys
 import torch
 import torch.distributed as dist
 
+faulthandler.dump_traceback_later(float(os.environ.get("HANGS_AFTER", 300)), exit=True)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -52,9 +54,12 @@ def started(code: str, size: int, **env: str) -> Iterator[list[subprocess.Popen[
 
 
 def run(code: str, size: int, timeout: float = 120, **env: str) -> Sequence[str]:
-    """Runs `code` on `size` ranks and returns what each has printed. Fails if one fails."""
-    with started(code, size, **env) as processes:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    """Runs `code` on `size` ranks and returns what each has printed.
+
+    Fails if one fails, or has not ended after `timeout` seconds; a rank that hangs then prints its Python stacks.
+    """
+    with started(code, size, HANGS_AFTER=str(timeout), **env) as processes:
+        outputs = [process.communicate()[0] for process in processes]
         failed = [
             f"--- rank {rank} exited with {process.returncode}\n{output}"
             for rank, (process, output) in enumerate(zip(processes, outputs, strict=True))
