@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import on_opencl
 import paths
@@ -36,6 +38,14 @@ SELF_CHECKING = {
     "spawn.py": "1 cuda:",
     "vae.py": "Epoch: 5",
 }
+
+
+# The others are slow: `make test-all` runs them.
+QUICK = {"mnist.py", "nanogpt.py", "graphs.py", "spawn.py"}
+
+
+def cases(scripts: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in scripts]
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:
@@ -75,7 +85,7 @@ def test_every_script_is_tested() -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", cases(COMPARED))
 def test_script_has_the_losses_of_the_cpu(name: str, driver: str, tmp_path: Path) -> None:
     relative, absolute = COMPARED[name]
     there = as_cuda(name, driver, tmp_path)
@@ -85,7 +95,7 @@ def test_script_has_the_losses_of_the_cpu(name: str, driver: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", SELF_CHECKING)
+@pytest.mark.parametrize("name", cases(SELF_CHECKING))
 def test_script_that_checks_itself(name: str, driver: str, tmp_path: Path) -> None:
     printed = as_cuda(name, driver, tmp_path)
     assert SELF_CHECKING[name] in printed
