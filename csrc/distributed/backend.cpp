@@ -66,14 +66,13 @@ Tensors flattened(const DistributedBackend::TensorLists& lists) {
 
 // --- calls in order --------------------------------------------------------------------------------------------------
 
-OrderedCalls::~OrderedCalls() {
+void OrderedCalls::finish() {
   {
     std::lock_guard<std::mutex> guard(lock_);
     ending_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) {
-    const GilReleased released;
     thread_.join();
   }
 }
@@ -117,7 +116,12 @@ DistributedBackend::DistributedBackend(c10::intrusive_ptr<c10d::Backend> engine,
   init();
 }
 
-DistributedBackend::~DistributedBackend() = default;
+// The engine waits for its threads. They can need the GIL, to release tensors that Python knows.
+DistributedBackend::~DistributedBackend() {
+  const GilReleased released;
+  calls_.finish();
+  engine_.reset();
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> DistributedBackend::getBackendOptions() {
   return engine_->getBackendOptions();

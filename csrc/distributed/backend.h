@@ -20,7 +20,7 @@ namespace backplane {
 // Calls functions one after the other in a separate thread, which starts on first use.
 class OrderedCalls {
  public:
-  ~OrderedCalls(); // waits for all calls
+  void finish(); // waits for all calls; must be called before the destructor
   void add(std::function<void()> function);
   bool empty() const; // no call is pending or running
 
@@ -100,7 +100,7 @@ class DistributedBackend final : public c10d::Backend {
   c10::Stream copy_stream(c10::DeviceIndex index);
   void forget_ended();
 
-  const c10::intrusive_ptr<c10d::Backend> engine_;
+  c10::intrusive_ptr<c10d::Backend> engine_;
   const std::unique_ptr<Link> link_;
   std::mutex lock_; // the members below
   std::map<c10::DeviceIndex, c10::Stream> copy_streams_;
@@ -109,7 +109,7 @@ class DistributedBackend final : public c10d::Backend {
   bool coalescing_ = false;
   bool aborted_ = false;
   uint64_t sequence_number_ = 0;
-  OrderedCalls calls_; // last, so that it ends first
+  OrderedCalls calls_;
 };
 
 } // namespace backplane
