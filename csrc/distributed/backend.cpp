@@ -37,14 +37,13 @@ std::function<void()> division(const ReduceOp& operation, Tensors results, int s
   };
 }
 
-// The pieces of a tensor that is copied to and from the host, as one part each; the tensor itself if it is small or
-// shares its memory with the host.
+// The pieces of a dense tensor, as one part each. They depend on its size only, so that all ranks agree on them, also
+// if their devices differ.
 Tensors pieces_of(const at::Tensor& tensor) {
-  if (device(tensor.device().index()).properties().host_accessible() || !tensor.is_contiguous() ||
-      static_cast<int64_t>(tensor.nbytes()) <= kPartBytes) {
-    return {tensor};
+  if (static_cast<int64_t>(tensor.nbytes()) <= kPartBytes || !tensor.is_non_overlapping_and_dense()) {
+    return {tensor}; // stage() refuses one that is not dense
   }
-  return tensor.detach().view(-1).split(kPartBytes / static_cast<int64_t>(tensor.itemsize()));
+  return tensor.detach().as_strided({tensor.numel()}, {1}).split(kPartBytes / static_cast<int64_t>(tensor.itemsize()));
 }
 
 void check_one(const Tensors& tensors, const char* name) {
@@ -54,12 +53,40 @@ void check_one(const Tensors& tensors, const char* name) {
       tensors[0].device());
 }
 
+void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* name) {
+  TORCH_CHECK_VALUE(
+      outputs.size() == inputs.size(), name, " got ", outputs.size(), " outputs for ", inputs.size(), " inputs");
+}
+
 Tensors flattened(const DistributedBackend::TensorLists& lists) {
   Tensors all;
   for (const auto& list : lists) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;
+}
+
+// A collective in which the engine only moves data from `inputs` to `outputs`: tensors, lists, or lists of lists.
+template <typename Outputs, typename Inputs, typename Call>
+Collective moving(OpType type, const char* name, Tensors results, Outputs& outputs, Inputs& inputs, Call call) {
+  Collective collective{type, name, {}, std::move(results)};
+  auto& part = collective.parts.emplace_back();
+  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
+                call](c10d::Backend& engine) mutable { return call(engine, to, from); };
+  return collective;
+}
+
+// A part that reduces `inputs` into `outputs`.
+template <typename Outputs, typename Inputs, typename Call>
+void add_reduction(
+    Collective& collective, Outputs& outputs, Inputs& inputs, c10d::ReduceScatterOptions options, int size, Call call) {
+  auto& part = collective.parts.emplace_back();
+  auto to = part.stage(outputs, Access::Write);
+  part.finish = division(options.reduceOp, Tensors{to}, size);
+  options.reduceOp = engine_operation(options.reduceOp);
+  part.start = [to, from = part.stage(inputs, Access::Read), options, call](c10d::Backend& engine) mutable {
+    return call(engine, to, from, options);
+  };
 }
 
 } // namespace
@@ -240,104 +267,90 @@ DistributedBackend::Work DistributedBackend::reduce(Tensors& tensors, const c10d
 
 DistributedBackend::Work DistributedBackend::allgather(
     TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  Collective collective{OpType::ALLGATHER, "all_gather", {}, flattened(outputs)};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
-                options](Backend& engine) mutable { return engine.allgather(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::ALLGATHER, "all_gather", flattened(outputs), outputs, inputs,
+      [options](Backend& engine, TensorLists& to, Tensors& from) { return engine.allgather(to, from, options); }));
 }
 
 DistributedBackend::Work DistributedBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  Collective collective{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", {}, {output}};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(output, Access::Write)), from = movable(part.stage(input, Access::Read)),
-                options](Backend& engine) mutable { return engine._allgather_base(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::_ALLGATHER_BASE, "all_gather_into_tensor", {output}, output, input,
+      [options](Backend& engine, at::Tensor& to, at::Tensor& from) {
+        return engine._allgather_base(to, from, options);
+      }));
 }
 
 DistributedBackend::Work DistributedBackend::allgather_coalesced(
     TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  Collective collective{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", {}, flattened(outputs)};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
-                options](Backend& engine) mutable { return engine.allgather_coalesced(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::ALLGATHER_COALESCED, "all_gather_coalesced", flattened(outputs), outputs, inputs,
+      [options](Backend& engine, TensorLists& to, Tensors& from) {
+        return engine.allgather_coalesced(to, from, options);
+      }));
 }
 
 DistributedBackend::Work DistributedBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size(), "all_gather_into_tensor_coalesced got ", outputs.size(), " outputs for ",
-      inputs.size(), " inputs");
-  Collective collective{OpType::ALLGATHER_COALESCED, "all_gather_into_tensor_coalesced", {}, outputs};
+  check_pairs(outputs, inputs, "all_gather_into_tensor_coalesced");
+  Collective all{OpType::ALLGATHER_COALESCED, "all_gather_into_tensor_coalesced", {}, outputs};
   for (size_t i = 0; i < outputs.size(); ++i) {
-    auto& part = collective.parts.emplace_back();
-    part.start = [to = movable(part.stage(outputs[i], Access::Write)),
-                  from = movable(part.stage(inputs[i], Access::Read)),
-                  options](Backend& engine) mutable { return engine._allgather_base(to, from, options); };
+    auto one =
+        moving(all.type, "", {}, outputs[i], inputs[i], [options](Backend& engine, at::Tensor& to, at::Tensor& from) {
+          return engine._allgather_base(to, from, options);
+        });
+    all.parts.push_back(std::move(one.parts.front()));
   }
-  return issue(std::move(collective));
+  return issue(std::move(all));
 }
 
 DistributedBackend::Work DistributedBackend::gather(
     TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  Collective collective{OpType::GATHER, "gather", {}, flattened(outputs)};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
-                options](Backend& engine) mutable { return engine.gather(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::GATHER, "gather", flattened(outputs), outputs, inputs,
+      [options](Backend& engine, TensorLists& to, Tensors& from) { return engine.gather(to, from, options); }));
 }
 
 DistributedBackend::Work DistributedBackend::scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
-  Collective collective{OpType::SCATTER, "scatter", {}, outputs};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
-                options](Backend& engine) mutable { return engine.scatter(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::SCATTER, "scatter", outputs, outputs, inputs,
+      [options](Backend& engine, Tensors& to, TensorLists& from) { return engine.scatter(to, from, options); }));
 }
 
 DistributedBackend::Work DistributedBackend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
   Collective collective{OpType::REDUCE_SCATTER, "reduce_scatter", {}, outputs};
-  auto& part = collective.parts.emplace_back();
-  Tensors to = part.stage(outputs, Access::Write);
-  part.finish = division(options.reduceOp, to, getSize());
-  part.start = [to, from = part.stage(inputs, Access::Read), given = options](Backend& engine) mutable {
-    given.reduceOp = engine_operation(given.reduceOp);
-    return engine.reduce_scatter(to, from, given);
-  };
+  add_reduction(
+      collective, outputs, inputs, options, getSize(),
+      [](Backend& engine, Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& given) {
+        return engine.reduce_scatter(to, from, given);
+      });
   return issue(std::move(collective));
 }
 
 DistributedBackend::Work DistributedBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  Collective collective{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", {}, {output}};
-  auto& part = collective.parts.emplace_back();
-  at::Tensor to = part.stage(output, Access::Write);
-  part.finish = division(options.reduceOp, {to}, getSize());
-  part.start = [to, from = part.stage(input, Access::Read), given = options](Backend& engine) mutable {
-    given.reduceOp = engine_operation(given.reduceOp);
-    return engine._reduce_scatter_base(to, from, given);
-  };
-  return issue(std::move(collective));
+  Tensors outputs{output}, inputs{input};
+  return reduce_scatter_tensors(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", outputs, inputs, options);
 }
 
 DistributedBackend::Work DistributedBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size(), "reduce_scatter_tensor_coalesced got ", outputs.size(), " outputs for ",
-      inputs.size(), " inputs");
-  Collective collective{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", {}, outputs};
+  return reduce_scatter_tensors(
+      OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", outputs, inputs, options);
+}
+
+DistributedBackend::Work DistributedBackend::reduce_scatter_tensors(
+    OpType type, const char* name, Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  check_pairs(outputs, inputs, name);
+  Collective collective{type, name, {}, outputs};
   for (size_t i = 0; i < outputs.size(); ++i) {
-    auto& part = collective.parts.emplace_back();
-    at::Tensor to = part.stage(outputs[i], Access::Write);
-    part.finish = division(options.reduceOp, {to}, getSize());
-    part.start = [to, from = part.stage(inputs[i], Access::Read), given = options](Backend& engine) mutable {
-      given.reduceOp = engine_operation(given.reduceOp);
-      return engine._reduce_scatter_base(to, from, given);
-    };
+    add_reduction(
+        collective, outputs[i], inputs[i], options, getSize(),
+        [](Backend& engine, at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& given) {
+          return engine._reduce_scatter_base(to, from, given);
+        });
   }
   return issue(std::move(collective));
 }
@@ -348,22 +361,18 @@ DistributedBackend::Work DistributedBackend::alltoall_base(
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
-  Collective collective{OpType::ALLTOALL_BASE, "all_to_all_single", {}, {output}};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(output, Access::Write)), from = movable(part.stage(input, Access::Read)),
-                output_splits, input_splits, options](Backend& engine) mutable {
-    return engine.alltoall_base(to, from, output_splits, input_splits, options);
-  };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::ALLTOALL_BASE, "all_to_all_single", {output}, output, input,
+      [output_splits, input_splits, options](Backend& engine, at::Tensor& to, at::Tensor& from) mutable {
+        return engine.alltoall_base(to, from, output_splits, input_splits, options);
+      }));
 }
 
 DistributedBackend::Work DistributedBackend::alltoall(
     Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  Collective collective{OpType::ALLTOALL, "all_to_all", {}, outputs};
-  auto& part = collective.parts.emplace_back();
-  part.start = [to = movable(part.stage(outputs, Access::Write)), from = movable(part.stage(inputs, Access::Read)),
-                options](Backend& engine) mutable { return engine.alltoall(to, from, options); };
-  return issue(std::move(collective));
+  return issue(moving(
+      OpType::ALLTOALL, "all_to_all", outputs, outputs, inputs,
+      [options](Backend& engine, Tensors& to, Tensors& from) { return engine.alltoall(to, from, options); }));
 }
 
 DistributedBackend::Work DistributedBackend::send(Tensors& tensors, int destination, int tag) {

@@ -50,9 +50,6 @@ class DistributedBackend final : public c10d::Backend {
   const std::string getBackendName() const override {
     return "backplane";
   }
-  const c10::intrusive_ptr<c10d::Backend>& engine() const {
-    return engine_;
-  }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
 
@@ -97,6 +94,12 @@ class DistributedBackend final : public c10d::Backend {
 
  private:
   Work issue(Collective collective, bool blocks_host = false);
+  Work reduce_scatter_tensors(
+      c10d::OpType type,
+      const char* name,
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::ReduceScatterOptions& options);
   c10::Stream copy_stream(c10::DeviceIndex index);
   void forget_ended();
 

@@ -91,10 +91,18 @@ bool CollectiveWork::can_start_now() const {
 
 void CollectiveWork::start(c10d::Backend& engine, Link* link) noexcept {
   const torch::autograd::AutoGradMode no_grad(false);
+  std::exception_ptr failure;
+  try {
+    for (const auto& event : events_) {
+      event.synchronize();
+    }
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
   for (auto& part : collective_.parts) {
     try {
-      for (const auto& event : events_) {
-        event.synchronize();
+      if (failure != nullptr) {
+        std::rethrow_exception(failure);
       }
       start_part(part, engine, link);
     } catch (const std::exception&) {

@@ -1,8 +1,8 @@
 // `python -m torch_backplane run --as-cuda`: torch.device and the other C types of PyTorch accept "cuda" for bp, and bp
 // devices are named "cuda". In C++ because these are static types, which Python code cannot change.
 //
-// PyTorch's and Backplane's own Python code decides by the device's name, so it must see the real one: who reads a name
-// decides which one it is.
+// PyTorch's and Backplane's own Python code decides by the device's name, so it must see the real name. Therefore the
+// name depends on the module that reads it.
 #include "bindings.h"
 
 #include <torch/csrc/Device.h>

@@ -353,8 +353,7 @@ os._exit(0)
 
 
 def test_a_lost_peer_is_an_error_that_names_the_collective(devices: dict[str, str]) -> None:
-    with ranks.started(LOST, 2, **devices) as processes:
-        output = processes[0].communicate(timeout=60)[0]
+    output = ranks.first_output(LOST, 2, **devices)
     assert "lost a peer" in output, output
 
 
@@ -380,8 +379,7 @@ os._exit(0)
 
 
 def test_a_late_peer_is_an_error_within_the_timeout(devices: dict[str, str]) -> None:
-    with ranks.started(TIMEOUT, 2, **devices) as processes:
-        output = processes[0].communicate(timeout=60)[0]
+    output = ranks.first_output(TIMEOUT, 2, **devices)
     assert "timed out" in output, output
 
 
@@ -428,7 +426,27 @@ os._exit(0)
 
 
 def test_abort_ends_waits(devices: dict[str, str]) -> None:
-    with ranks.started(ABORT, 2, **devices) as processes:
-        output = processes[0].communicate(timeout=60)[0]
+    output = ranks.first_output(ABORT, 2, **devices)
     assert "aborted" in output, output
     assert "refused" in output, output
+
+
+DIFFERENT = """
+os.environ["TORCH_BACKPLANE_DISCRETE"] = str(rank)  # rank 1 copies, rank 0 shares its memory
+os.environ["TORCH_BACKPLANE_FALLBACK"] = "silent"
+start()
+for count, shape in ((5_000_003, (-1,)), (3, (3,)), (6_000_000, (5, 10, 300, 400))):
+    x = torch.arange(count, dtype=torch.float32).remainder(100).view(shape)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    y = x.to("bp") + rank
+    dist.all_reduce(y)
+    assert (y.cpu() == 2 * x + 1).all()
+    dist.broadcast(y, src=1)
+    assert (y.cpu() == 2 * x + 1).all()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_with_different_devices_agree_on_the_parts_of_large_tensors() -> None:
+    ranks.run(DIFFERENT, 2, **DEVICES["host"])

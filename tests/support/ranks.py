@@ -53,6 +53,12 @@ def started(code: str, size: int, **env: str) -> Iterator[list[subprocess.Popen[
                 process.wait()
 
 
+def first_output(code: str, size: int, **env: str) -> str:
+    """Runs `code` on `size` ranks and returns what rank 0 has printed, whatever the others do."""
+    with started(code, size, **env) as processes:
+        return processes[0].communicate(timeout=60)[0]
+
+
 def run(code: str, size: int, timeout: float = 120, **env: str) -> Sequence[str]:
     """Runs `code` on `size` ranks and returns what each has printed.
 

@@ -3,10 +3,10 @@
 Active only on request: `python -m torch_backplane run --as-cuda`, or TORCH_BACKPLANE_AS_CUDA=1 in the environment,
 which the launcher sets for the program's child processes.
 
-| who asks | sees |
+| code | what it sees |
 |---|---|
 | the program and its libraries | devices of type "cuda", `torch.cuda` with the functions of `torch.bp` |
-| PyTorch's and Backplane's Python code | what there is: devices of type "bp", and `torch.cuda` without devices |
+| PyTorch's and Backplane's Python code | devices of type "bp", and PyTorch's `torch.cuda`, without devices |
 
 So PyTorch takes the same paths as for `bp`. Its Python code decides by names (`device.type == "cuda"`) and then calls
 functions that only CUDA builds have.

@@ -1,4 +1,4 @@
-"""Makes other libraries know bp where they hard-code the names of devices.
+"""Adapts libraries that hard-code the names of devices to bp.
 
 One file for each library, with the library's name. It says what it changes and through which hook, and has a function
 `enable()`. Nothing here is active by installation:
