@@ -6,20 +6,24 @@ import on_opencl
 import pytest
 import ranks
 
+# Each entry sets DISCRETE, so that a value in the environment of the tests has no effect.
 DEVICES = {
-    "host": {"TORCH_BACKPLANE_DRIVERS": "host"},
-    "late-host": {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DELAYS": "3"},
+    "host": {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "0"},
+    "late-host": {
+        "TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "0", "TORCH_BACKPLANE_HOST_DELAYS": "3",
+    },
     "discrete-host": {
         "TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "1", "TORCH_BACKPLANE_FALLBACK": "silent",
     },
-    "opencl": {"TORCH_BACKPLANE_DRIVERS": "opencl"},
+    "opencl": {"TORCH_BACKPLANE_DRIVERS": "opencl", "TORCH_BACKPLANE_DISCRETE": "1"},
+    "opencl-in-host-memory": {"TORCH_BACKPLANE_DRIVERS": "opencl", "TORCH_BACKPLANE_DISCRETE": "0"},
 }  # fmt: skip
 
 
 @pytest.fixture(params=DEVICES)
 def devices(request: pytest.FixtureRequest) -> dict[str, str]:
     """Environment variables that select the devices of all ranks."""
-    if request.param == "opencl":
+    if request.param.startswith("opencl"):
         on_opencl.require_platform()
     return DEVICES[request.param]
 

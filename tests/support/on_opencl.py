@@ -90,8 +90,8 @@ FILES = {
     "test_process_unchanged.py": _OWN,
     "test_toy_driver.py": _OWN,
 }
-# Folders whose tests run in worker processes with their own devices.
-FOLDERS = ("discrete", "fuzz", "opencl")
+# Folders whose tests run in processes with their own devices.
+FOLDERS = ("discrete", "distributed", "fuzz", "opencl")
 
 _CPU_KERNELS = "tests CPU kernels, which host devices run; on OpenCL devices a planner implements the operator"
 
