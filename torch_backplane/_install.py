@@ -9,7 +9,16 @@ import torch
 # The device type must be named before the compiled part registers anything for it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, backends, fused_attention, interop, printing, settings, shutdown  # noqa: E402
+from torch_backplane import (  # noqa: E402
+    accelerator,
+    backends,
+    compile,
+    fused_attention,
+    interop,
+    printing,
+    settings,
+    shutdown,
+)
 
 settings.apply()
 shutdown.install()
@@ -19,6 +28,7 @@ printing.install()
 interop.install()
 accelerator.processes.install()
 fused_attention.install()
+compile.install()
 # `import torch.bp.streams` finds the existing module instead of loading it a second time.
 for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
