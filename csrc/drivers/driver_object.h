@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "devices/device.h"
+#include "devices/without_dynamo.h"
 #include "drivers/driver_errors.h"
 #include "drivers/native_launcher.h"
 
@@ -21,6 +22,7 @@ class DriverCall {
 
  private:
   DeviceCall gil_;
+  WithoutDynamo unseen_;
 };
 
 // Describes an operation of the driver, for messages. The text is only built when an error needs it.

@@ -9,6 +9,7 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "bindings.h"
+#include "devices/without_dynamo.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_arguments.h"
@@ -128,6 +129,7 @@ class PythonPlanner final : public Planner {
       PlannedCall& call,
       FallbackReason& left) override {
     py::gil_scoped_acquire gil;
+    const WithoutDynamo unseen;
     const PlannerScope scope(schema, arguments, call);
     const py::tuple converted = Converter(call).convert(schema, arguments, facts);
     try {
@@ -152,6 +154,7 @@ class PythonPlanner final : public Planner {
       PlannedCall& call,
       std::string& reason) override {
     py::gil_scoped_acquire gil;
+    const WithoutDynamo unseen;
     const py::tuple converted = Converter(call).convert(schema, arguments, facts);
     py::list given; // (argument, whether its integers are sizes)
     for (const py::handle& one : converted) {

@@ -45,7 +45,8 @@ def statements(
         elif instruction.operation == "loop":
             assert isinstance(instruction.value, Loop)
             name = f"{prefix}{len(lines)}_"
-            lines += _loop(instruction.value, dialect, [values[number] for number in instruction.operands], name)
+            state = [values[number] for number in instruction.operands]
+            lines += loop_statements(instruction.value, dialect, state, name)
         elif instruction.operation == "loop_result":
             name = f"{values[instruction.operands[0]]}{instruction.value}"
         else:
@@ -57,7 +58,7 @@ def statements(
     return lines, [values[number] for number in program.results]
 
 
-def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> list[str]:
+def loop_statements(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> list[str]:
     """Statements that run the loop. The final state is in variables called `name` plus the position in the state."""
     state = [Value(f"{name}{i}", value.dtype) for i, value in enumerate(initial)]
     names = [variable.name for variable in state]

@@ -75,7 +75,9 @@ class OpenCLC(Dialect):
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         contract = f"#pragma OPENCL FP_CONTRACT {'ON' if self.contraction else 'OFF'}"
-        lines = [contract, "#define FUNCTION static inline"]
+        # CPU compilers vectorize over work items only if every call is inlined. GPU compilers inline all calls.
+        inlined = "" if self.target.simt else " __attribute__((always_inline))"
+        lines = [contract, f"#define FUNCTION static inline{inlined}"]
         dtypes |= {part_dtype(dtype) for dtype in dtypes}
         functions = definitions(text)
         if torch.float64 in dtypes or any("double" in function for function in functions):

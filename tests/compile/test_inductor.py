@@ -1,0 +1,314 @@
+"""torch.compile with Inductor on devices that run kernels: results equal eager's on the CPU, call after call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_backplane
+from torch_backplane import drivers
+
+pytestmark = [
+    pytest.mark.skipif(
+        not drivers.device(0).properties.dialect, reason="host devices have no dialect: Inductor generates no kernels"
+    ),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def on_bp(values: Any, device: str = "bp") -> list[Any]:
+    return [one.to(device) if isinstance(one, torch.Tensor) else one for one in values]
+
+
+def check(function: Callable[..., Any], *calls: list[Any], tolerance: float = 1e-5, **options: Any) -> None:
+    """Compares the compiled function on bp with the function on the CPU, for each call, twice."""
+    compiled = torch.compile(function, **options)
+    for arguments in [one for one in calls for _ in range(2)]:
+        given = on_bp(arguments)
+        found, expected = compiled(*given), function(*(copy.deepcopy(one) for one in arguments))
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, check_device=False, equal_nan=True)
+
+
+def counts() -> dict[str, Any]:
+    return torch_backplane.plans.stats()["backplane::compiled_graph"]
+
+
+ELEMENTWISE: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "chain": (lambda x, y: torch.tanh(torch.exp(x)) * 2 + y.relu(), [torch.randn(1000), torch.randn(1000)]),
+    "broadcast": (lambda x, y: x * y + 1, [torch.randn(7, 1, 5), torch.randn(3, 1)]),
+    "transposed": (lambda x, y: x.t() + y, [torch.randn(200, 300), torch.randn(300, 200)]),
+    "integers": (lambda x: (x // 3, x % 5, x << 1, -x, x.float() / 3), [torch.randint(-50, 50, (100,))]),
+    "half": (lambda x: (x * x + x).exp().to(torch.float16), [torch.randn(20, 30).half() / 4]),
+    "bool": (lambda x: (x > 0) & (x < 1) | torch.isnan(x), [torch.tensor([0.5, -1.0, float("nan"), 2.0])]),
+    "special": (lambda x: (torch.lgamma(x), torch.erfinv(x / 9), torch.special.i0(x)), [torch.rand(50) * 8 + 0.1]),
+    "float64": (lambda x: (x.exp() + 1).log(), [torch.randn(100, dtype=torch.float64)]),
+    "bits": (lambda x: (x.view(torch.int16) + 1, (x * 2).view(torch.int16)), [torch.randn(100).half()]),
+    "padding": (lambda x: F.pad(x, (1, 2), value=3) + 1, [torch.randn(10, 4)]),
+    "concatenation": (lambda x, y: torch.cat([x, y * 2]), [torch.randn(10, 5), torch.randn(3, 5)]),
+    "frexp": (lambda x: torch.frexp(x), [torch.tensor([0.0, 1.5, -8.0, 1e-40, float("inf"), 0.3])]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name: str) -> None:
+    function, arguments = ELEMENTWISE[name]
+    check(function, arguments, tolerance=1e-3 if name == "half" else 1e-5)
+
+
+REDUCTIONS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "softmax rows": (lambda x: torch.softmax(x, -1), [torch.randn(64, 1000)]),
+    "softmax columns": (lambda x: torch.log_softmax(x * 2, 0), [torch.randn(300, 200)]),
+    "layer norm": (
+        lambda x, w, b: F.layer_norm(x, (1000,), w, b) * 2,
+        [torch.randn(64, 1000), torch.randn(1000), torch.randn(1000)],
+    ),
+    "whole": (lambda x: ((x * x).sum(), x.mean(), x.amax()), [torch.randn(1 << 20)]),
+    "positions": (lambda x: (x.argmax(-1), x.argmin(0)), [torch.randint(-5, 5, (64, 1000)).float()]),
+    "others": (lambda x: (x.amax(1), x.prod(1), (x > 2).any(1), (x > -9).all(0)), [torch.randn(33, 70)]),
+    "variance": (lambda x: torch.var_mean(x, 1), [torch.randn(64, 1000) + 5]),
+    "two reductions": (lambda x: (x - x.mean(-1, keepdim=True)).abs().sum(-1), [torch.randn(20, 500)]),
+    "integers": (lambda x: (x.sum(-1), x.amax(0)), [torch.randint(-9, 9, (40, 300), dtype=torch.int32)]),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    function, arguments = REDUCTIONS[name]
+    check(function, arguments, tolerance=1e-4)
+
+
+def test_reductions_of_nan_and_infinity() -> None:
+    x = torch.randn(5, 300)
+    x[1, 7], x[2, 3], x[3] = float("nan"), float("inf"), -float("inf")
+    check(lambda x: (x.amax(-1), x.amin(-1), x.sum(-1), x.argmax(-1), x.argmin(-1)), [x])
+    check(lambda x: (torch.softmax(x, -1), x.var(-1), torch.logsumexp(x, -1)), [x], tolerance=1e-4)
+
+
+def test_atomic_additions() -> None:
+    def add(x: torch.Tensor, index: torch.Tensor) -> Any:
+        zeros = torch.zeros(20, device=x.device)
+        return zeros.index_put((index,), x, accumulate=True), zeros.scatter_add(0, index, x)
+
+    check(add, [torch.randn(1000), torch.randint(0, 20, (1000,))], tolerance=1e-4)
+
+
+def test_calls_are_replayed_as_one_plan() -> None:
+    compiled = torch.compile(lambda x, w: torch.softmax(x @ w + 1, -1).sum(0))
+    x, w = torch.randn(8, 30, device="bp"), torch.randn(30, 40, device="bp")
+    compiled(x, w)
+    before = counts()
+    for step in range(5):
+        compiled(x + step, w)
+    after = counts()
+    assert after["replays"] - before["replays"] == 5
+    assert after["planner_calls"] == before["planner_calls"]
+    assert after["unplannable_calls"] == before["unplannable_calls"]
+
+
+def test_dynamic_shapes_recompile_once() -> None:
+    compiled = torch.compile(lambda x: F.layer_norm(x.relu() + 1, (x.shape[-1],)).mean(0) + x.shape[0], dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for rows, columns in ((5, 7), (100, 1000), (33, 64), (64, 33), (100, 1000), (5, 7)):
+        x = torch.randn(rows, columns)
+        expected = F.layer_norm(x.relu() + 1, (columns,)).mean(0) + rows
+        torch.testing.assert_close(compiled(x.to("bp")).cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_data_dependent_shapes() -> None:
+    check(lambda x: x[x > 0] * 2 + x[x > 0].shape[0], [torch.randn(20)], [torch.randn(30)], [-torch.ones(3)])
+    check(lambda x: x * x.sum().item(), [torch.randn(5)])
+
+
+def test_mutated_inputs_and_views() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.mul_(2)
+        y[1:3].add_(1)
+        return x.t(), x + 1, y
+
+    compiled = torch.compile(function)
+    for _ in range(3):
+        ours, theirs = torch.randn(4, 5), torch.randn(6)
+        x, y = ours.to("bp"), theirs.to("bp")
+        transposed, _, same = compiled(x, y)
+        function(ours, theirs)
+        torch.testing.assert_close(x.cpu(), ours)
+        torch.testing.assert_close(y.cpu(), theirs)
+        assert transposed.data_ptr() == x.data_ptr()
+        assert same.data_ptr() == y.data_ptr()
+
+
+def test_tensors_on_the_cpu() -> None:
+    x = torch.randn(5)
+    compiled = torch.compile(lambda x, y, scale: (x.cpu() * y, x * scale + 1))
+    for scale in (2.0, 3.0):
+        y = torch.randn(5)
+        found = compiled(x.to("bp"), y, torch.tensor(scale))
+        torch.testing.assert_close(found[0], x * y)
+        torch.testing.assert_close(found[1].cpu(), x * scale + 1)
+
+
+def test_two_devices() -> None:
+    compiled = torch.compile(lambda x: x * 2 + 1)
+    crossing = torch.compile(lambda x: (x * 2).to("bp:1") + 1)
+    for index in (0, 1, 0, 1):
+        x = torch.randn(5, device=f"bp:{index}")
+        found = compiled(x)
+        assert found.device == x.device
+        torch.testing.assert_close(found.cpu(), x.cpu() * 2 + 1)
+        assert crossing(x).device.index == 1
+        torch.testing.assert_close(crossing(x).cpu(), x.cpu() * 2 + 1)
+
+
+def test_more_buffers_than_a_kernel_takes() -> None:
+    check(lambda *tensors: sum(tensors), [torch.randn(7) for _ in range(150)], tolerance=1e-4)
+
+
+def test_an_index_out_of_range_is_an_error() -> None:
+    compiled = torch.compile(lambda x, index: x[index] + 1)
+    x = torch.randn(10)
+    for bad in (10, -11):
+        good = compiled(x.to("bp"), torch.tensor([1, -1], device="bp"))
+        torch.testing.assert_close(good.cpu(), x[[1, -1]] + 1)
+        compiled(x.to("bp"), torch.tensor([1, bad], device="bp"))
+        with pytest.raises(IndexError, match="is out of bounds for dimension with size 10"):
+            torch.bp.synchronize()
+
+
+def test_dropout_follows_the_seed() -> None:
+    compiled = torch.compile(lambda x: F.dropout(x, 0.25))
+    x = torch.ones(100_000, device="bp")
+    torch.manual_seed(3)
+    first, second = compiled(x), compiled(x)
+    torch.manual_seed(3)
+    again = compiled(x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert abs((first != 0).float().mean().item() - 0.75) < 0.01
+
+
+def test_random_tensors() -> None:
+    size = 100_000
+
+    def draw() -> Any:
+        shape = {"size": (size,), "device": "bp"}
+        return torch.rand(**shape), torch.randn(**shape), torch.randint(3, 9, **shape)
+
+    uniform, normal, integers = torch.compile(draw)()
+    assert abs(uniform.mean().item() - 0.5) < 0.01
+    assert uniform.min().item() >= 0
+    assert uniform.max().item() < 1
+    assert abs(normal.mean().item()) < 0.02
+    assert abs(normal.std().item() - 1) < 0.02
+    assert torch.bincount(integers.cpu(), minlength=9)[3:].min() > size / 6 * 0.95
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes(mode: str) -> None:
+    check(lambda x: torch.softmax(x @ x, -1), [torch.randn(10, 10)], [torch.randn(10, 10)], mode=mode)
+
+
+def test_autocast() -> None:
+    layer = nn.Linear(10, 10).to("bp")
+    compiled = torch.compile(lambda x: layer(x).relu())
+    x = torch.randn(10, 10, device="bp")
+    with torch.autocast("bp", dtype=torch.bfloat16):
+        found, expected = compiled(x), layer(x).relu()
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_compiled_graph_in_a_captured_graph() -> None:
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1))
+    x = torch.randn(10, 10, device="bp")
+    compiled(x)
+    graph = torch.bp.Graph()
+    with torch.bp.graph(graph):
+        y = compiled(x)
+    for _ in range(2):
+        x.copy_(torch.randn(10, 10))
+        graph.replay()
+        torch.testing.assert_close(y.cpu(), torch.softmax(x.cpu() * 2, -1))
+
+
+def test_custom_operators() -> None:
+    @torch.library.custom_op("backplane_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    check(lambda x: twice(x + 1) * 3, [torch.randn(5)], [torch.randn(7)])
+
+
+def test_threads() -> None:
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1) + x.sum())
+    given = [torch.randn(10 + k % 3, 10) for k in range(60)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: compiled(x.to("bp")).cpu(), given))
+    for one, x in zip(found, given, strict=True):
+        torch.testing.assert_close(one, torch.softmax(x * 2, -1) + x.sum(), rtol=1e-4, atol=1e-4)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        (4, 3, 16, 16),
+    ),
+    "transformer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), (3, 9, 16)),
+    "perceptron": (lambda: nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.LayerNorm(20), nn.Linear(20, 5)), (6, 12)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_equals_the_cpu(name: str) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    ours = copy.deepcopy(model).to("bp")
+    compiled = torch.compile(ours)
+    pairs = [(model, model), (ours, compiled)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.05, momentum=0.9) for one, _ in pairs]
+    for step in range(3):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        for (one, forward), optimizer in zip(pairs, optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(x.to(next(one.parameters()).device)).pow(2).mean().backward()
+            optimizer.step()
+    for expected, found in zip(model.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_optimizers_equal_eager_ones(name: str) -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)).to("bp")
+        optimizer = OPTIMIZERS[name](model.parameters())
+        step = torch.compile(optimizer.step) if is_compiled else optimizer.step
+        for k in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(5, 8, generator=torch.Generator().manual_seed(k)).to("bp")).pow(2).sum().backward()
+            step()
+        found.append([one.detach().cpu() for one in model.parameters()])
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,51 @@
+"""Layouts of results that PyTorch's fake tensors do not know for devices outside of its tree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def install(fake_impls: ModuleType) -> None:
+    """Gives fake convolutions on bp the layouts of the real ones."""
+    aten = torch.ops.aten
+    for op in (aten.convolution.default, aten._convolution.default, aten.convolution_backward.default):
+        fake_impls.op_implementations_dict[op] = _with_layout(fake_impls.op_implementations_dict[op])
+
+
+def _with_layout(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """As on CUDA, a result is channels-last if the input or the weight is."""
+
+    @functools.wraps(fake)
+    def convolution(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        found = fake(mode, func, *args, **kwargs)
+        first = found[0] if isinstance(found, tuple) else found
+        result = first if first is not None or not isinstance(found, tuple) else found[1]
+        if result is None or result.device.type != "bp":
+            return found
+        position = 1 if func is torch.ops.aten.convolution_backward.default else 0
+        operands = args[position : position + 2]
+        layout = next((one for one in map(_channels_last, operands) if one is not None), None)
+        if layout is None:
+            return found
+        with mode:
+            if not isinstance(found, tuple):
+                return found.contiguous(memory_format=layout)
+            both = [None if one is None else one.contiguous(memory_format=layout) for one in found[:2]]
+            return (*both, found[2])
+
+    return convolution
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The channels-last format of a tensor that has it and not the contiguous one."""
+    layout = _CHANNELS_LAST.get(tensor.dim())
+    if layout is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=layout):
+        return None
+    return layout

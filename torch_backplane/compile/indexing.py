@@ -1,0 +1,112 @@
+"""Prints Inductor's index expressions (sympy) as text of a kernel, in a dialect like C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from sympy.printing.precedence import PRECEDENCE
+from torch.utils._sympy.printers import ExprPrinter
+
+# Division and remainder that round down, for operands that can be negative.
+FUNCTIONS = """\
+#define floor_div(a, b) ((a) / (b) - (((a) % (b) != 0) && (((a) < 0) != ((b) < 0))))
+#define floor_mod(a, b) ((a) % (b) + ((((a) % (b) != 0) && (((a) < 0) != ((b) < 0))) ? (b) : 0))
+"""
+
+
+class IndexPrinter(ExprPrinter):
+    """Prints expressions over int32 or int64 variables. Sizes are at most 64-bit integers."""
+
+    def _print_FloorDiv(self, expr: Any) -> str:
+        x, divisor = expr.args
+        if x.is_nonnegative and divisor.is_positive:
+            return f"({self._operand(x)} / {self._operand(divisor)})"
+        return f"floor_div({self._print(x)}, {self._print(divisor)})"
+
+    def _print_ModularIndexing(self, expr: Any) -> str:
+        x, divisor, modulus = expr.args
+        negative = not (x.is_nonnegative and divisor.is_positive)
+        text = self._operand(x)
+        if divisor != 1:
+            text = f"floor_div({text}, {self._print(divisor)})" if negative else f"({text} / {self._operand(divisor)})"
+        if negative:
+            return f"floor_mod({text}, {self._print(modulus)})"
+        return f"({text} % {self._operand(modulus)})"
+
+    def _print_PythonMod(self, expr: Any) -> str:
+        a, b = expr.args
+        return f"floor_mod({self._print(a)}, {self._print(b)})"
+
+    def _print_Mod(self, expr: Any) -> str:
+        a, b = expr.args
+        return f"({self._operand(a)} % {self._operand(b)})"
+
+    def _print_Min(self, expr: Any) -> str:
+        return self._extremum(expr.args, "<")
+
+    def _print_Max(self, expr: Any) -> str:
+        return self._extremum(expr.args, ">")
+
+    def _extremum(self, operands: Any, sign: str) -> str:
+        text = self._operand(operands[0])
+        for operand in operands[1:]:
+            other = self._operand(operand)
+            text = f"({text} {sign} {other} ? {text} : {other})"
+        return text
+
+    def _print_Where(self, expr: Any) -> str:
+        condition, a, b = (self._operand(one) for one in expr.args)
+        return f"({condition} ? {a} : {b})"
+
+    def _print_And(self, expr: Any) -> str:
+        return "(" + " && ".join(self._operand(one) for one in expr.args) + ")"
+
+    def _print_Or(self, expr: Any) -> str:
+        return "(" + " || ".join(self._operand(one) for one in expr.args) + ")"
+
+    def _print_Not(self, expr: Any) -> str:
+        return f"!({self._print(expr.args[0])})"
+
+    def _print_Abs(self, expr: Any) -> str:
+        a = self._operand(expr.args[0])
+        return f"({a} < 0 ? -{a} : {a})"
+
+    def _print_LShift(self, expr: Any) -> str:
+        a, b = expr.args
+        return f"({self._operand(a)} << {self._operand(b)})"
+
+    def _print_RShift(self, expr: Any) -> str:
+        a, b = expr.args
+        return f"({self._operand(a)} >> {self._operand(b)})"
+
+    def _print_PowByNatural(self, expr: Any) -> str:
+        base, exponent = expr.args
+        if not isinstance(exponent, sympy.Integer):
+            raise NotImplementedError(f"an index with a power of a size: {expr}")
+        return "(" + " * ".join([self._operand(base)] * int(exponent)) + ")" if exponent else "1"
+
+    def _print_ToFloat(self, expr: Any) -> str:
+        return f"(float)({self._print(expr.args[0])})"
+
+    def _print_IntTrueDiv(self, expr: Any) -> str:
+        a, b = expr.args
+        return f"((float)({self._print(a)}) / (float)({self._print(b)}))"
+
+    def _print_TruncToInt(self, expr: Any) -> str:
+        return f"(long)({self._print(expr.args[0])})"
+
+    def _print_FloorToInt(self, expr: Any) -> str:
+        return f"(long)floor((float)({self._print(expr.args[0])}))"
+
+    def _print_CeilToInt(self, expr: Any) -> str:
+        return f"(long)ceil((float)({self._print(expr.args[0])}))"
+
+    def _print_RoundToInt(self, expr: Any) -> str:
+        return f"(long)rint((float)({self._print(expr.args[0])}))"
+
+    def _print_Float(self, expr: Any) -> str:
+        return str(int(expr)) if expr == int(expr) else f"{float(expr).hex()}f"
+
+    def _operand(self, expr: Any) -> str:
+        return self.parenthesize(expr, PRECEDENCE["Atom"] - 0.5)

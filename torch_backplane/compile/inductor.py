@@ -1,0 +1,125 @@
+"""Registers bp with Inductor: scheduling, wrapper, device operations and cache key.
+
+Nothing here changes what Inductor does for other devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_backplane import _C, drivers
+
+
+class _GpuTypes(list[str]):
+    """PyTorch's list of GPU types. It contains "bp" when asked, but does not list it."""
+
+    def __contains__(self, kind: object) -> bool:
+        return kind == "bp" or super().__contains__(kind)
+
+
+def treat_as_gpu(utils: ModuleType) -> None:
+    """Makes `torch._inductor.utils.is_gpu("bp")` true."""
+    utils.GPU_TYPES = _GpuTypes(utils.GPU_TYPES)  # type: ignore[attr-defined]
+
+
+def create_backend_without_triton(scheduler: ModuleType) -> None:
+    """Lets `torch._inductor.scheduler.Scheduler` serve bp. It requires Triton for every GPU but mps."""
+    create_backend: Callable[..., Any] = scheduler.Scheduler.create_backend  # type: ignore[attr-defined]
+
+    @functools.wraps(create_backend)
+    def create(self: Any, device: torch.device) -> Any:
+        if device.type != "bp":
+            return create_backend(self, device)
+        from torch._inductor.virtualized import V
+
+        from torch_backplane.compile.scheduling import GraphScheduling
+
+        properties = drivers.device(device.index).properties
+        if not properties.dialect:
+            raise NotImplementedError(
+                f"{device} ({properties.name}) has no kernel dialect, so torch.compile generates no kernels for it; "
+                'use torch.compile(backend="aot_eager")'
+            )
+        V.graph.add_device_info(device)
+        return GraphScheduling(self)
+
+    scheduler.Scheduler.create_backend = create  # type: ignore[attr-defined]
+
+
+def register(common: ModuleType) -> None:
+    """Registers bp in `torch._inductor.codegen.common`."""
+    from torch._inductor.custom_graph_pass import CustomGraphModulePass
+
+    class CacheKey(CustomGraphModulePass):
+        """Changes nothing in a graph. Its identity is part of the key of Inductor's cache of graphs."""
+
+        def __call__(self, graph: torch.fx.GraphModule) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return cache_key()
+
+    class DeviceOperations(common.DeviceOpOverrides):  # type: ignore[name-defined]
+        """The text of device operations in wrappers."""
+
+        def import_get_raw_stream_as(self, name: str) -> str:
+            return f"from torch_backplane.compile.runtime import raw_stream as {name}"
+
+        def set_device(self, device_idx: int) -> str:
+            return f"torch.bp.set_device({device_idx})"
+
+        def synchronize(self) -> str:
+            return "torch.bp.synchronize()"
+
+        def device_guard(self, device_idx: int) -> str:
+            return f"torch.bp.device({device_idx})"
+
+        def current_stream(self) -> str:
+            return "torch.bp.current_stream()"
+
+    class Scheduling:
+        """Imports the scheduling when it is needed. A class, because Inductor tests which base classes it has."""
+
+        def __new__(cls, scheduler: Any) -> Any:
+            from torch_backplane.compile.scheduling import GraphScheduling
+
+            return GraphScheduling(scheduler)
+
+    class Wrapper:
+        """Imports the wrapper when a graph is compiled."""
+
+        supports_caching = True
+
+        @staticmethod
+        def create(*given: Any) -> Any:
+            from torch_backplane.compile.wrapper import GraphWrapper
+
+            return GraphWrapper.create(*given)
+
+    common.register_backend_for_device("bp", Scheduling, Wrapper, None, None, CacheKey())
+    common.register_device_op_overrides("bp", DeviceOperations())
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the files that generated code depends on."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in ("compile", "kernels", "planning"):
+        for file in sorted((package / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_key() -> str:
+    """Identifies this version of Backplane and the targets of the devices."""
+    from torch_backplane.compile.device_interface import BpInterface
+
+    return " ".join([_sources(), *(BpInterface.get_compute_capability(index) for index in range(_C.device_count()))])

@@ -1,0 +1,551 @@
+"""Writes the kernels of compiled graphs: Inductor's scheduler nodes as one kernel in the device's dialect.
+
+There are three forms:
+
+- Elementwise: a work item computes one element of an iteration space with one or two dimensions.
+- Reduction by threads: a work item reduces all elements of a result, one after another. Adjacent work items have
+  adjacent results.
+- Reduction by teams: the work items of a group share a result. Each reduces every TEAM-th element, and a tree in local
+  memory combines their states.
+
+A kernel that reduces has sections: loops over the reduced elements, and statements outside of loops, which every work
+item of a team executes and whose stores only the first one does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import ir
+from torch._inductor.codegen.common import DeferredLine, IndentedBuffer
+from torch._inductor.codegen.simd import IterationRangesEntry, SIMDKernel
+from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
+from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.virtualized import V
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from torch_backplane.compile import formulas, kernel_functions, reductions
+from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
+from torch_backplane.compile.operations import Operations
+from torch_backplane.compile.variables import Variable
+from torch_backplane.kernels.dialects.base import Dialect, Value
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.element import loop_statements, statements
+from torch_backplane.kernels.expression import Program, constant, trace
+from torch_backplane.kernels.kernel import Kernel, Parameter
+from torch_backplane.kernels.templates.spelling import macros
+from torch_backplane.planning.launch import dialect_of
+
+# Reductions of fewer elements run by threads.
+_SHORT = 16
+# With at least this many results, reductions along columns run by threads.
+_MANY = 1024
+
+
+class GraphKernel(SIMDKernel[Variable]):
+    """A kernel of a compiled graph."""
+
+    overrides = Operations  # type: ignore[assignment]
+    kexpr: Callable[[sympy.Expr], str] = IndexPrinter().doprint  # type: ignore[assignment]
+    sexpr = kexpr  # type: ignore[assignment]
+
+    def __init__(self, tiling: dict[str, sympy.Expr], **kwargs: Any) -> None:
+        self.dialect: Dialect = dialect_of(V.graph.get_current_device_or_throw())
+        super().__init__(tiling, **kwargs)
+        self.outside_loops: set[Variable] = set()  # variables that are valid in the whole kernel
+        self.used_dtypes: set[torch.dtype] = set()
+        self.shared: dict[str, str] = {}  # declarations of local memory, by name
+        self.error_texts: list[str] = []
+        self.reports_errors = False
+        self.draws = False
+        self.after_loop = IndentedBuffer()
+        self._states = itertools.count()
+        self.team = self._choose_team()
+        if not self.dialect.target.simt:
+            # CPU compilers see that work items access adjacent elements only where indices cannot wrap.
+            self._index_dtype = torch.int64
+
+    def _choose_team(self) -> int:
+        """The number of work items that share a result; 1: threads."""
+        if not self.features.is_reduction():
+            return 1
+        sizes = V.graph.sizevars
+        numel, rnumel = (
+            sizes.optimization_hint(one, fallback=_MANY)
+            for one in (self.features.numel, self.features.reduction_numel)
+        )
+        team = self.dialect.target.team_size
+        if team == 1 or rnumel < _SHORT:
+            return 1
+        if self.features.get_reduction_hint() == ReductionHint.OUTER and numel >= _MANY:
+            return 1
+        wanted = 256 if rnumel >= 2048 else team
+        team = self.dialect.target.group(wanted)
+        while team > 1 and team // 2 >= rnumel:
+            team //= 2
+        return team
+
+    def create_cse_var(self, *given: Any, **named: Any) -> Variable:
+        return Variable(*given, **named)
+
+    def dtype_to_str(self, dtype: torch.dtype) -> str:
+        self.used_dtypes.add(dtype)
+        return self.dialect.type(dtype)
+
+    # Variables
+
+    def new_variable(self, dtype: torch.dtype, bounds: ValueRanges[Any] | None = None) -> Variable:
+        self.used_dtypes.add(dtype)
+        return self.cse.newvar(bounds or ValueRanges.unknown(), dtype, ())
+
+    def number(self, value: Any, dtype: torch.dtype) -> Variable:
+        """A constant, which the text contains where it is used."""
+        category = facts(dtype).category
+        bounds = ValueRanges.wrap(value) if value == value else ValueRanges.unknown()
+        if category == "bool":
+            value = bool(value)
+        elif category in ("signed", "unsigned"):
+            bits = facts(dtype).bits
+            value = int(value) % (1 << bits)
+            value -= (1 << bits) if category == "signed" and value >> (bits - 1) else 0
+        value = constant(value, dtype).value
+        self.used_dtypes.add(dtype)
+        var = self.create_cse_var(self.dialect.constant(value, dtype), bounds, dtype, ())
+        self.outside_loops.add(var)
+        return var
+
+    def declare(self, text: str, dtype: torch.dtype, buffer: IndentedBuffer | None = None) -> Variable:
+        """The variable that holds the value of `text`; declares it if there is none yet."""
+        buffer = self.compute if buffer is None else buffer
+        key = f"{dtype} {text}"
+        var = self.cse.try_get(key)
+        if var is None:
+            var = self.new_variable(dtype)
+            self.cse.put(key, var)
+            buffer.writeline(f"const {self.dialect.type(dtype)} {var} = {text};")
+            if not self.inside_reduction or buffer is self.body:
+                self.outside_loops.add(var)
+        else:
+            var.use_count += 1
+        return var
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Variable:
+        if not isinstance(value, Variable):
+            return self.number(value, dtype)
+        if value.dtype == dtype:
+            return value
+        return self.declare(self.dialect.cast(Value(str(value), value.dtype), dtype), dtype)
+
+    def compute_formula(self, name: str, operands: Sequence[Any]) -> Any:
+        """Computes one of FORMULAS. Operands are variables and Python numbers."""
+        variables = [one for one in operands if isinstance(one, Variable)]
+        if not variables:
+            variables = [self.number(operands[0], torch.float32 if isinstance(operands[0], float) else torch.int64)]
+            operands = [variables[0], *operands[1:]]
+        # The condition of `where` keeps its dtype.
+        first = 1 if name == "where" else 0
+        promoted = [one for one in operands[first:] if isinstance(one, Variable)]
+        numbers = [one for one in operands[first:] if not isinstance(one, Variable)]
+        dtypes = [one.dtype for one in promoted]
+        if any(isinstance(one, float) for one in numbers):
+            dtypes.append(torch.promote_types(dtypes[0], torch.float32) if dtypes else torch.float32)
+        if name not in ("ldexp",) and dtypes:
+            common = formulas.computed_in(name, dtypes)
+            operands = [*operands[:first], *(self.cast(one, common) for one in operands[first:])]
+        if name == "where":
+            operands = [self.cast(operands[0], torch.bool), *operands[1:]]
+        given = [one for one in operands if isinstance(one, Variable)]
+        literals = tuple(None if isinstance(one, Variable) else one for one in operands)
+        program = formulas.traced(name, tuple(one.dtype for one in given), literals)
+        results = self.emit(program, given)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def emit(self, program: Program, operands: Sequence[Variable]) -> list[Variable]:
+        """Writes the statements of a program."""
+        values: list[Variable] = []
+        for instruction in program.instructions:
+            given = [values[number] for number in instruction.operands]
+            if instruction.operation == "argument":
+                values.append(operands[instruction.value])  # type: ignore[index]
+            elif instruction.operation == "constant":
+                values.append(self.number(instruction.value, instruction.dtype))
+            elif instruction.operation == "loop":
+                values.append(self._emit_loop(instruction.value, given))
+            elif instruction.operation == "loop_result":
+                values.append(self._part_of_loop(given[0], instruction.value, instruction.dtype))
+            else:
+                as_values = [Value(str(one), one.dtype) for one in given]
+                text = self.dialect.spell(instruction.operation, as_values, instruction.dtype)
+                values.append(self.declare(text, instruction.dtype))
+        return [values[number] for number in program.results]
+
+    def _emit_loop(self, loop: Any, state: Sequence[Variable]) -> Variable:
+        var = self.new_variable(state[0].dtype)
+        name = f"{var}_"
+        given = [Value(str(one), one.dtype) for one in state]
+        self.compute.writelines([line.removeprefix("  ") for line in loop_statements(loop, self.dialect, given, name)])
+        self.used_dtypes |= {one.dtype for one in state}
+        return var
+
+    def _part_of_loop(self, loop: Variable, position: Any, dtype: torch.dtype) -> Variable:
+        var = self.create_cse_var(f"{loop}_{position}", ValueRanges.unknown(), dtype, ())
+        if not self.inside_reduction:
+            self.outside_loops.add(var)
+        return var
+
+    # Loads and stores
+
+    def load(self, name: str, index: sympy.Expr) -> Variable:
+        pointer = self.args.input(name)
+        dtype = V.graph.get_dtype(name)
+        if should_unwrap_unspec_arg(name):  # a CPU scalar, which is an argument by value
+            self.used_dtypes.add(dtype)
+            return self.create_cse_var(pointer, ValueRanges.unknown(), dtype, ())
+        indirect = self.is_indirect_indexing(index)
+        index = self.prepare_indexing(index)
+        self.used_dtypes.add(dtype)
+        buffer = self.loads
+        if self.inside_reduction and not indirect and not self._depends_on_reduction(index) and not self._is_scoped():
+            buffer = self.body
+        text = self.dialect.decode(f"{pointer}[{self.index_to_str(index)}]", dtype)
+        return self.declare(text, value_dtype(dtype), buffer)
+
+    def _is_scoped(self) -> bool:
+        """Whether the statements of a conditional are being written."""
+        return self.loads is self.compute
+
+    def _depends_on_reduction(self, index: sympy.Expr) -> bool:
+        return any(
+            symbol in self.range_tree_nodes and self.range_tree_nodes[symbol].root.is_reduction
+            for symbol in index.free_symbols
+        ) or any(str(symbol).startswith("r0_") for symbol in index.free_symbols)
+
+    def _stored(self, name: str, value: Variable) -> str:
+        dtype = V.graph.get_dtype(name)
+        self.used_dtypes.add(dtype)
+        return self.dialect.encode(str(self.cast(value, value_dtype(dtype))), dtype)
+
+    def store(  # type: ignore[override]
+        self, name: str, index: sympy.Expr, value: Variable, mode: Any = None
+    ) -> None:
+        pointer = self.args.output(name)
+        place = self.index_to_str(self.prepare_indexing(index))
+        if mode == "atomic_add":
+            self._store_atomically(name, pointer, place, value)
+            return
+        if mode not in (None, "tma"):
+            raise NotImplementedError(f"kernels have no stores of mode {mode}")
+        self._write(name, f"{pointer}[{place}] = {self._stored(name, value)};")
+
+    def store_reduction(  # type: ignore[override]
+        self, name: str, index: sympy.Expr, value: Variable
+    ) -> None:
+        pointer = self.args.output(name)
+        prior, self.inside_reduction = self.inside_reduction, False
+        compute, self.compute = self.compute, self.after_loop
+        try:
+            place = self.index_to_str(self.prepare_indexing(index))
+            line = f"{pointer}[{place}] = {self._stored(name, value)};"
+        finally:
+            self.inside_reduction, self.compute = prior, compute
+        self.after_loop.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if self.team > 1 else line))
+
+    def _write(self, name: str, line: str) -> None:
+        once = self.features.is_reduction() and not self.inside_reduction and self.team > 1
+        self.stores.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if once else line))
+
+    def _store_atomically(self, name: str, pointer: str, place: str, value: Variable) -> None:
+        dtype = V.graph.get_dtype(name)
+        if dtype not in (torch.float32, torch.int32):
+            raise NotImplementedError(f"kernels have no atomic addition of {dtype}")
+        if dtype == torch.float32:
+            add = "const float sum = as_float(before) + addend; after = as_uint(sum);"
+        else:
+            add = "after = before + (uint)addend;"
+        addend, kind = self._stored(name, value), self.dialect.type(dtype)
+        self._write(name, f"ATOMIC_ADD({pointer} + ({place}), {addend}, {kind}, {add})")
+
+    def checked_index(self, index: Variable, size: sympy.Expr | int) -> Variable:
+        """`index`, or 0 if it is out of range, which is reported as an error."""
+        size = sympy.Integer(size) if isinstance(size, int) else size
+        bounds = index.bounds
+        if bounds.lower >= 0 and isinstance(size, sympy.Integer) and bounds.upper < size:
+            return index
+        self.reports_errors = True
+        limit = self.index_to_str(size)
+        integer = self.dialect.type(torch.int64)
+        self.used_dtypes.add(torch.int64)
+        text = f"checked_index(errors, error_operator, ({integer}){index}, ({integer})({limit}))"
+        var = self.declare(f"({self.dialect.type(torch.int64)}){text}", torch.int64)
+        var.bounds = ValueRanges(0, torch.iinfo(torch.int64).max)
+        return var
+
+    def check_bounds(self, expr: sympy.Expr, size: sympy.Expr, lower: bool, upper: bool) -> None:
+        """`checked_index` has checked the index already."""
+
+    def device_assert_async(self, cond: Variable, msg: str) -> None:  # type: ignore[override]
+        self.reports_errors = True
+        self.error_texts.append(msg)
+        self.compute.writeline(f"if (!({cond})) report(errors, error_text{len(self.error_texts) - 1});")
+
+    def random(self, kind: str, seed: Variable, offset: Variable, *limits: Variable) -> Variable:
+        self.draws = True
+        dtype = torch.int64 if kind == "integer" else torch.float32
+        self.used_dtypes |= {torch.int64, torch.uint64}
+        operands = [self.cast(one, torch.int64) for one in (seed, offset, *limits)]
+        return self.declare(f"draw_{kind}({', '.join(map(str, operands))})", dtype)
+
+    # Reductions
+
+    def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, reduction_type: Any, value: Any) -> Any:
+        values = value if isinstance(value, tuple) else (value,)
+        key = (src_dtype, reduction_type, value)
+        if key in self.cse.reduction_cache:
+            return self.cse.reduction_cache[key]
+        made = reductions.reduction(reduction_type, src_dtype, self.dialect.target.has_wide_sums)
+        self.used_dtypes |= {*made.state, torch.int64}
+        number = next(self._states)
+        state = [f"state{number}_{k}" for k in range(len(made.state))]
+        for name, kept, identity in zip(state, made.state, made.identity, strict=True):
+            self.body.writeline(f"{self.dialect.type(kept)} {name} = {self.dialect.constant(identity, kept)};")
+        position = Value("r0_position", torch.int64)
+        given = [Value(str(one), one.dtype) for one in values]
+        start = trace(made.start, [*(one.dtype for one in given), torch.int64])
+        lines, started = statements(start, self.dialect, [*map(str, given), position.name], f"s{number}_")
+        combined = trace(made.combine, [*made.state, *made.state])
+        more, results = statements(combined, self.dialect, [*state, *map(str, started)], f"c{number}_")
+        uses_position = any(position.name in line for line in (*lines, *more)) or position.name in map(str, started)
+        scope = [f"const {self.dialect.type(torch.int64)} r0_position = r0_index;"] if uses_position else []
+        assign = self._assignments(made.state, state, results)
+        self.compute.writelines(["{", *scope, *(line.strip() for line in (*lines, *more)), *assign, "}"])
+        if self.team > 1:
+            self._combine_team(made, state, combined, number)
+        found = []
+        for at in made.results:
+            name, kept = state[at], made.state[at]
+            if kept != (wanted := value_dtype(dtype)) and reduction_type in ("sum", "prod"):
+                text = self.dialect.cast(Value(name, kept), wanted)
+                name, kept = f"{name}_rounded", wanted
+                self.after_loop.writeline(f"const {self.dialect.type(kept)} {name} = {text};")
+            var = self.create_cse_var(name, ValueRanges.unknown(), kept, ())
+            self.outside_loops.add(var)
+            found.append(var)
+        result: Any = tuple(found) if len(found) > 1 else found[0]
+        self.cse.reduction_cache[key] = result
+        return result
+
+    def _assignments(self, dtypes: Sequence[torch.dtype], names: Sequence[str], values: Sequence[Value]) -> list[str]:
+        """Assigns all values at once: a value can depend on a name that is assigned before it."""
+        types = [self.dialect.type(dtype) for dtype in dtypes]
+        lines = [f"const {one} {name}_next = {value};" for one, name, value in zip(types, names, values, strict=True)]
+        return [*lines, *(f"{name} = {name}_next;" for name in names)]
+
+    def _combine_team(self, made: reductions.Reduction, state: Sequence[str], combined: Program, number: int) -> None:
+        """Statements after the loop: the states of all work items of the group, combined in a tree."""
+        arrays = []
+        for k, dtype in enumerate(made.state):
+            array = f"shared_{str(dtype).removeprefix('torch.')}_{k}"
+            self.shared[array] = f"LOCAL {self.dialect.storage_type(dtype)} {array}[{self.team}];"
+            arrays.append(array)
+        other = [f"{name}_other" for name in state]
+        lines, results = statements(combined, self.dialect, [*state, *other], f"t{number}_")
+        put = [f"{array}[ITEM] = {name};" for array, name in zip(arrays, state, strict=True)]
+        loads = [
+            f"const {self.dialect.type(dtype)} {name} = {array}[ITEM + distance];"
+            for dtype, name, array in zip(made.state, other, arrays, strict=True)
+        ]
+        step = [*loads, *lines, *self._assignments(made.state, state, results), *put]
+        self.after_loop.writelines(
+            [
+                *put,
+                "BARRIER;",
+                f"for (int distance = {self.team // 2}; distance > 0; distance >>= 1) {{",
+                "  if (ITEM < distance) {",
+                *(f"    {line.strip()}" for line in step),
+                "  }",
+                "  BARRIER;",
+                "}",
+                *(f"{name} = {array}[0];" for array, name in zip(arrays, state, strict=True)),
+                "BARRIER;",
+            ]
+        )
+
+    def codegen_iteration_ranges_entry(self, entry: IterationRangesEntry) -> None:
+        line = f"const {self.index_dtype} {entry.name} = {self.kexpr(self.rename_indexing(entry.expr))};"
+        (self.indexing_code if entry.root.is_loop else self.body).writeline(line)
+
+    def codegen_body(self) -> None:
+        if not (self.indexing_code or self.loads or self.compute or self.stores or self.after_loop):
+            return
+        loops = [tree for tree in self.range_trees if tree.is_loop]
+        if self.inside_reduction and loops:
+            (tree,) = loops
+            begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
+            index = f"{tree.prefix}index"
+            self.body.writeline(
+                f"for ({self.index_dtype} {index} = {begin}; {index} < {self._numel(tree)}; {index} += {step}) {{"
+            )
+            with self.body.indent():
+                for part in (self.indexing_code, self.loads, self.compute, self.stores):
+                    self.body.splice(part)
+            self.body.writeline("}")
+            self.cse.invalidate(self.outside_loops)  # type: ignore[arg-type]
+            tree.cache_clear()
+            for node in self.range_tree_nodes.values():
+                if node.root is tree:
+                    node.cache_clear()
+            self.body.splice(self.after_loop)
+        else:
+            stores_once = self.features.is_reduction() and self.team > 1 and bool(self.stores)
+            for part in (self.indexing_code, self.loads, self.compute):
+                self.body.splice(part)
+            if stores_once:  # other work items may still read what the first one overwrites
+                self.body.writeline("BARRIER;")
+            self.body.splice(self.stores)
+            self.body.splice(self.after_loop)
+        for part in (self.indexing_code, self.loads, self.compute, self.stores, self.after_loop):
+            part.clear()
+
+    def _numel(self, tree: Any) -> str:
+        if isinstance(tree.numel, (int, sympy.Integer)):
+            return str(int(tree.numel))
+        return f"{tree.prefix}numel"
+
+    # The whole kernel
+
+    def _kept_trees(self) -> list[Any]:
+        """The dimensions of the iteration space that are not reduced, innermost first."""
+        return sorted((tree for tree in self.range_trees if not tree.is_reduction), key=lambda tree: tree.prefix)
+
+    def _dynamic_trees(self) -> list[Any]:
+        return [tree for tree in self.range_trees if not isinstance(tree.numel, (int, sympy.Integer))]
+
+    def codegen_kernel(self, name: str | None = None) -> str:
+        """The definition of the kernel in the wrapper: a call of `torch_backplane.compile.runtime.kernel`."""
+        self.codegen_body()
+        entry = name or "KERNEL_NAME"
+        kernel = self.finished(entry)
+        roles = [repr(one.role) if one.role in ("input", "output") else str(one.dtype) for one in kernel.parameters]
+        lines = [
+            "bp_compile.kernel(",
+            f"    name={entry!r},",
+            f"    parameters=[{', '.join(roles)}],",
+            f"    group_size={kernel.group_size!r},",
+            f"    local_bytes={kernel.local_bytes!r},",
+            f"    team={self.team!r},",
+            f"    reports_errors={self.reports_errors!r},",
+            f"    error_texts={self.error_texts!r},",
+            f"    device={V.graph.get_current_device_or_throw().index!r},",
+            '    text="""',
+            kernel.text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"'),
+            '""",',
+            ")",
+        ]
+        return "\n".join(lines)
+
+    def finished(self, entry: str) -> Kernel:
+        """The kernel: its text and parameters."""
+        dialect = self.dialect
+        parameters: list[Parameter] = []
+        declared: list[str] = []
+        pointers: list[str] = []
+        index_dtype = self.get_index_dtype_as_torch_dtype()
+
+        def buffer(pointer: str, dtype: torch.dtype, written: bool) -> None:
+            self.used_dtypes.add(dtype)
+            parameters.append(Parameter("output" if written else "input", dtype, len(parameters)))
+            declared.extend(dialect.buffer_parameters(pointer, dtype, written))
+            pointers.extend(dialect.buffer_pointer(pointer, dtype, written))
+
+        definitions, _, arguments, dtypes = self.args.python_argdefs()
+        written = {*self.args.output_buffers.values()} | {
+            one.inner_name for one in self.args.inplace_buffers.values() if hasattr(one, "inner_name")
+        }
+        numbers = []
+        for definition, argument, dtype in zip(definitions, arguments, dtypes, strict=True):
+            if hasattr(argument, "buffer") and should_unwrap_unspec_arg(argument.buffer):
+                numbers.append((definition.name, dtype))
+            elif hasattr(argument, "buffer"):
+                buffer(definition.name, dtype, definition.name in written)
+            else:
+                numbers.append((definition.name, torch.float32 if _is_float(argument) else index_dtype))
+        if self.reports_errors:
+            buffer("errors", torch.int32, True)
+        numbers += [(f"{tree.prefix}numel", index_dtype) for tree in self._dynamic_trees()]
+        if self.reports_errors:
+            names = ["error_operator", *(f"error_text{k}" for k in range(len(self.error_texts)))]
+            numbers += [(name, torch.int32) for name in names]
+        for number, dtype in numbers:
+            self.used_dtypes.add(dtype)
+            parameters.append(Parameter("scalar", dtype, len(parameters)))
+            declared.append(f"const {dialect.storage_type(dtype)} {number}")
+        body = [*pointers, *self.shared.values(), *self._work_item(), *self.body.getvalue().splitlines()]
+        body = [line if line.startswith("  ") and line in pointers else f"  {line}" for line in body]
+        functions = self._functions("\n".join(body))
+        text = "\n".join([functions, *body])
+        header = dialect.header(frozenset(self.used_dtypes), text)
+        group_size = self.team if self.team > 1 else None
+        whole = dialect.kernel(entry, declared, group_size, body, bounded=self.team == 1)
+        local = sum(self.team * _itemsize(array) for array in self.shared)
+        source = "\n".join([header, macros(dialect, text), functions, whole])
+        return Kernel(entry, source, tuple(parameters), None, group_size, local)
+
+    def _work_item(self) -> Iterator[str]:
+        """Statements that declare the indices of the work item, and end those that are out of bounds."""
+        dialect, wide = self.dialect, self.get_index_dtype_as_torch_dtype() == torch.int64
+        index = self.index_dtype
+        kept = self._kept_trees()
+        if self.team > 1:
+            assert len(kept) == 1
+            yield f"const {index} {kept[0].prefix}index = ({index})GROUP;"
+            return
+        for tree, text in zip(kept, (dialect.global_index(wide), dialect.global_row(wide)), strict=False):
+            yield f"const {index} {tree.prefix}index = ({index})({text});"
+        bounds = [(f"{tree.prefix}index", self._numel(tree)) for tree in kept]
+        yield f"if ({dialect.beyond(*bounds)}) return;"
+
+    def _functions(self, text: str) -> str:
+        dialect, parts = self.dialect, []
+        if "floor_div" in text or "floor_mod" in text:
+            parts.append(FUNCTIONS)
+        if "ATOMIC_ADD" in text:
+            parts.append(kernel_functions.ATOMIC_ADD)
+        if self.reports_errors:
+            parts.append(kernel_functions.REPORTS)
+        if self.draws:
+            parts.append(kernel_functions.RANDOM)
+        types = {"uint64": dialect.type(torch.uint64), "int64": dialect.type(torch.int64)}
+        return re.sub(r"\bu?int64\b", lambda match: types[match[0]], "\n".join(parts))
+
+    def call_kernel(self, name: str, node: ir.IRNode | None = None, deallocate_ws: bool = True) -> None:
+        wrapper = V.graph.wrapper_code
+        _, call_args, arguments, _ = self.args.python_argdefs()
+        tensors, numbers = [], []
+        for given, argument in zip(call_args, arguments, strict=True):
+            if hasattr(argument, "buffer") and should_unwrap_unspec_arg(argument.buffer):
+                numbers.append(f"{given}.item()")
+            elif hasattr(argument, "buffer"):
+                tensors.append(str(given))
+            else:
+                numbers.append(wrapper.codegen_python_sizevar(given))
+        for tree in self._dynamic_trees():
+            numbers.append(str(wrapper.generate_numel_expr(name, tree).inner))
+        sizes = []
+        for tree in self._kept_trees():
+            static = isinstance(tree.numel, (int, sympy.Integer))
+            sizes.append(str(int(tree.numel)) if static else f"{name}_{tree.prefix}numel")
+        wrapper.writeline(f"{name}.run([{', '.join(tensors)}], [{', '.join(numbers)}], [{', '.join(sizes)}])")
+
+
+def _is_float(argument: Any) -> bool:
+    return isinstance(getattr(argument, "expr", None), sympy.Symbol) and str(argument.expr).startswith("zuf")
+
+
+def _itemsize(array: str) -> int:
+    """The bytes of an element of an array of `_combine_team`."""
+    return getattr(torch, array.removeprefix("shared_").rpartition("_")[0]).itemsize

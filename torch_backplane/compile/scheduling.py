@@ -1,0 +1,51 @@
+"""Inductor's scheduling for devices with a dialect: which kernels there are, and their definition in the wrapper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch._inductor.scheduler import WhyNoFuse
+from torch._inductor.utils import get_fused_kernel_name, get_kernel_metadata
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+from torch_backplane.compile.kernel import GraphKernel
+from torch_backplane.planning.launch import dialect_of
+
+
+class GraphScheduling(SIMDScheduling):
+    """Schedules fused kernels of GraphKernel."""
+
+    kernel_type = GraphKernel  # type: ignore[assignment]
+
+    @classmethod
+    def get_backend_features(cls, device: torch.device) -> OrderedSet[BackendFeature]:
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.REDUCE_TO_SINGLE_ELEMENT])
+
+    def can_fuse(self, node1: Any, node2: Any) -> bool:
+        """As for other devices, if the fused kernel has no more arguments than the device takes."""
+        buffers = {one.name for node in (node1, node2) for one in (*node.read_writes.reads, *node.read_writes.writes)}
+        dialect = dialect_of(node1.get_device())
+        numbers = 16 * 8  # sizes; there are fewer of them in practice
+        if len(buffers) * dialect.buffer_bytes + numbers > dialect.target.max_argument_bytes:
+            WhyNoFuse(node1, node2)("%s buffers are too many arguments for the device", len(buffers))
+            return False
+        return bool(super().can_fuse(node1, node2))
+
+    can_fuse_vertical = can_fuse
+    can_fuse_horizontal = can_fuse
+
+    def define_kernel(self, src_code: str, node_schedule: Any, kernel: Any) -> str:
+        wrapper = V.graph.wrapper_code
+        if src_code in wrapper.src_to_kernel:
+            return wrapper.src_to_kernel[src_code]
+        fused = get_fused_kernel_name(node_schedule, config.triton.descriptive_names)
+        name = "_".join(["bp", fused, wrapper.next_kernel_suffix()])
+        wrapper.src_to_kernel[src_code] = name
+        origins, detailed = get_kernel_metadata(node_schedule, wrapper)
+        wrapper.define_kernel(name, src_code.replace("KERNEL_NAME", name), f"{origins}\n{detailed}")
+        return name
