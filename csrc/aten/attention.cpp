@@ -6,6 +6,7 @@
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
@@ -168,6 +169,16 @@ double scale_of(const Tensor& query, std::optional<double> scale) {
   return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
+// `found` with the layout that PyTorch's meta kernel gives it, which compiled graphs rely on: that of empty_like(like).
+Tensor with_layout_of(const Tensor& like, const Tensor& found) {
+  if (!found.defined() || found.sym_strides() == like.sym_strides()) {
+    return found;
+  }
+  const Tensor result = at::empty_like(like);
+  return result.sym_sizes() != found.sym_sizes() || result.sym_strides() == found.sym_strides() ? found
+                                                                                                : result.copy_(found);
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attention(
     const Tensor& query,
     const Tensor& key,
@@ -207,9 +218,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
   static const auto op = find_operator("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::push(stack, query, key, value, dropout_p, is_causal, bias, scale);
   run_on_cpu(op, op, &stack);
+  const Tensor out = with_layout_of(query, stack[0].toTensor());
   // No dropout, hence no random state; no packed sequences, hence no cumulative lengths.
-  return {stack[0].toTensor(),      stack[1].toTensor(),      Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-          at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+  return {
+      out,
+      stack[1].toTensor(),
+      Tensor(),
+      Tensor(),
+      query.sym_size(2),
+      key.sym_size(2),
+      at::empty({}, at::kLong),
+      at::empty({}, at::kLong),
+      Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -243,7 +263,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   static const auto op = find_operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   torch::jit::push(stack, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
   run_on_cpu(op, op, &stack);
-  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
+  return {
+      with_layout_of(query, stack[0].toTensor()), with_layout_of(key, stack[1].toTensor()),
+      with_layout_of(value, stack[2].toTensor()), Tensor()};
 }
 
 // query, key and value have four dimensions; key and value can have fewer heads. `keep`: the probability that a weight

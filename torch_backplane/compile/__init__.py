@@ -19,6 +19,7 @@ def install() -> None:
     when_imported("torch._inductor.utils", _treat_as_gpu)
     when_imported("torch._inductor.scheduler", _schedule)
     when_imported("torch._inductor.codegen.common", _register_with_inductor)
+    when_imported("torch._inductor.compile_fx", _compile_for_host_devices)
     when_imported("torch._subclasses.fake_impls", _install_fake_tensors)
 
 
@@ -44,6 +45,12 @@ def _register_with_inductor(common: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
     inductor.register(common)
+
+
+def _compile_for_host_devices(compile_fx: types.ModuleType) -> None:
+    from torch_backplane.compile import host
+
+    host.install(compile_fx)
 
 
 def _install_fake_tensors(fake_impls: types.ModuleType) -> None:

@@ -340,7 +340,7 @@ class GraphKernel(SIMDKernel[Variable]):
         return result
 
     def _assignments(self, dtypes: Sequence[torch.dtype], names: Sequence[str], values: Sequence[Value]) -> list[str]:
-        """Assigns all values at once: a value can depend on a name that is assigned before it."""
+        """Assigns all values together: a value can depend on a name that is assigned before it."""
         types = [self.dialect.type(dtype) for dtype in dtypes]
         lines = [f"const {one} {name}_next = {value};" for one, name, value in zip(types, names, values, strict=True)]
         return [*lines, *(f"{name} = {name}_next;" for name in names)]
@@ -426,16 +426,15 @@ class GraphKernel(SIMDKernel[Variable]):
         return [tree for tree in self.range_trees if not isinstance(tree.numel, (int, sympy.Integer))]
 
     def codegen_kernel(self, name: str | None = None) -> str:
-        """The definition of the kernel in the wrapper: a call of `torch_backplane.compile.runtime.kernel`."""
+        """The definition of the kernel in the wrapper: a `torch_backplane.compile.runtime.GraphKernel`."""
         self.codegen_body()
         entry = name or "KERNEL_NAME"
         kernel = self.finished(entry)
         roles = [repr(one.role) if one.role in ("input", "output") else str(one.dtype) for one in kernel.parameters]
         lines = [
-            "bp_compile.kernel(",
+            "bp_compile.GraphKernel(",
             f"    name={entry!r},",
             f"    parameters=[{', '.join(roles)}],",
-            f"    group_size={kernel.group_size!r},",
             f"    local_bytes={kernel.local_bytes!r},",
             f"    team={self.team!r},",
             f"    reports_errors={self.reports_errors!r},",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +18,41 @@ from torch_backplane.planning.launch import compiled, dialect_of, launch
 from torch_backplane.planning.template import error_words
 
 
+@dataclass(frozen=True, kw_only=True)
 class GraphKernel:
-    """A kernel of a compiled graph, on one device. Its build starts when it is defined."""
+    """A kernel of a compiled graph, on one device. Its build starts when it is defined.
 
-    def __init__(self, kernel: Kernel, device: int, team: int, error_texts: Sequence[str] | None) -> None:
-        self.kernel, self._device, self._team, self._error_texts = kernel, device, team, error_texts
-        compiled(device, kernel, kernel.name)
+    Args:
+        name: the entry point in the text.
+        text: the whole text, in the device's dialect.
+        parameters: "input" and "output" for buffers, then the dtypes of numbers.
+        team: work items that share a result of a reduction; 1 if a work item computes a result alone.
+        local_bytes: bytes of local memory per group.
+        reports_errors: whether the last buffer is for errors.
+        error_texts: the messages of assertions in the kernel.
+        device: index of the device.
+    """
+
+    name: str
+    text: str
+    parameters: Sequence[Any]
+    team: int
+    local_bytes: int
+    reports_errors: bool
+    error_texts: Sequence[str]
+    device: int
+
+    def __post_init__(self) -> None:
+        compiled(self.device, self.kernel, self.name)
+
+    @functools.cached_property
+    def kernel(self) -> Kernel:
+        roles = [
+            Parameter("scalar", one, k) if isinstance(one, torch.dtype) else Parameter(one, torch.uint8, k)
+            for k, one in enumerate(self.parameters)
+        ]
+        group_size = self.team if self.team > 1 else None
+        return Kernel(self.name, self.text, tuple(roles), None, group_size, self.local_bytes)
 
     def run(self, tensors: list[torch.Tensor], numbers: list[Any], sizes: Sequence[int]) -> None:
         """Launches the kernel.
@@ -33,39 +64,18 @@ class GraphKernel:
         """
         if 0 in sizes:
             return
-        if self._error_texts is not None:
-            tensors = [*tensors, error_words(torch.device("bp", self._device))]
-            numbers = [*numbers, errors.operator_number(self.kernel.name), *map(errors.text_number, self._error_texts)]
-        if self._team > 1:
-            launch(self.kernel, tensors, numbers, [sizes[0] * self._team], [self._team])
+        if self.reports_errors:
+            tensors = [*tensors, error_words(torch.device("bp", self.device))]
+            numbers = [*numbers, errors.operator_number(self.name), *map(errors.text_number, self.error_texts)]
+        if self.team > 1:
+            launch(self.kernel, tensors, numbers, [sizes[0] * self.team], [self.team])
             return
-        target = dialect_of(self._device).target
+        target = dialect_of(self.device).target
         if len(sizes) == 1:
             launch(self.kernel, tensors, numbers, sizes, [target.element_group_size])
             return
         group = target.row_group(sizes[0], sizes[1], False)
         launch(self.kernel, tensors, numbers, sizes, group)
-
-
-def kernel(
-    *,
-    name: str,
-    parameters: Sequence[Any],
-    group_size: int | None,
-    local_bytes: int,
-    team: int,
-    reports_errors: bool,
-    error_texts: Sequence[str],
-    device: int,
-    text: str,
-) -> GraphKernel:
-    """Defines a kernel. Called by generated wrappers."""
-    roles = [
-        Parameter("scalar", one, k) if isinstance(one, torch.dtype) else Parameter(one, torch.uint8, k)
-        for k, one in enumerate(parameters)
-    ]
-    made = Kernel(name, text, tuple(roles), None, group_size, local_bytes)
-    return GraphKernel(made, device, team, error_texts if reports_errors else None)
 
 
 _library = torch.library.Library("backplane", "FRAGMENT")
