@@ -13,10 +13,11 @@ from torch_backplane.compile.imports import when_imported
 
 def install() -> None:
     """Register bp with Dynamo as soon as it is imported."""
-    when_imported("torch._dynamo.device_interface", _register_devices)
+    when_imported("torch._dynamo", _register_with_dynamo)
 
 
-def _register_devices(module: types.ModuleType) -> None:
-    from torch_backplane.compile import device_interface
+def _register_with_dynamo(module: types.ModuleType) -> None:
+    from torch_backplane.compile import device_interface, traced_calls
 
     device_interface.register()
+    traced_calls.register()
