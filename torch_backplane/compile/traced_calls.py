@@ -7,16 +7,19 @@ same results and consist of what Dynamo has rules for. Dynamo installs guards fo
 
 from __future__ import annotations
 
+import contextlib
+import pkgutil
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
-from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo import trace_rules
 from torch._dynamo.variables import ctx_manager
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from torch_backplane import _C, accelerator
-from torch_backplane.accelerator import devices, streams
+from torch_backplane.accelerator import legacy
 from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
 
 
@@ -50,45 +53,66 @@ def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
     return _device_properties(_get_device_index(device, optional=True))
 
 
+def get_device_name(device: DeviceLike = None) -> str:
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
 def current_stream(device: DeviceLike = None) -> torch.Stream:
     if _get_device_index(device, optional=True) != torch.accelerator.current_device_index():
         torch._dynamo.graph_break("torch.bp.current_stream of another device than the current one")
     return torch.accelerator.current_stream()
 
 
+def stream(stream: torch.Stream | None) -> torch.Stream | contextlib.nullcontext[None]:
+    return contextlib.nullcontext() if stream is None else stream
+
+
 def synchronize(device: DeviceLike = None) -> None:
     torch.accelerator.synchronize(_get_device_index(device, optional=True))
 
 
-SUBSTITUTES = {
+SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
+    _C.current_device: current_device,
+    accelerator.current_device: current_device,
     accelerator.is_available: is_available,
     accelerator.is_initialized: is_initialized,
     accelerator.device_count: device_count,
     accelerator.get_device_properties: get_device_properties,
+    accelerator.get_device_name: get_device_name,
+    accelerator.get_device_capability: get_device_capability,
     accelerator.current_stream: current_stream,
+    accelerator.stream: stream,
     accelerator.synchronize: synchronize,
-    _C.current_device: current_device,
+}
+
+
+# Modules whose functions Dynamo inlines. It neither inlines nor compiles those of other modules: a planner that runs
+# between two graphs, for example.
+INLINED = {
+    "torch_backplane": {"accelerator", "backends", "compile", "elementwise_functions"},
+    "torch_backplane.accelerator": {"_utils", "amp", "dtypes"},
 }
 
 
 def register() -> None:
-    """Register with Dynamo how it traces functions and classes of torch.bp."""
+    """Register with Dynamo how it traces functions and classes of Backplane."""
+    for package, inlined in INLINED.items():
+        for module in pkgutil.iter_modules(sys.modules[package].__path__):
+            if module.name not in inlined:
+                trace_rules.add(f"{package}.{module.name}")
     for function, substitute in SUBSTITUTES.items():
         torch.compiler.substitute_in_graph(function, skip_signature_check=function is _C.current_device)(substitute)
-    torch.compiler.allow_in_graph(accelerator.stream)  # traced as the device interface's `stream`
     # PyTorch has no public hook for such classes: it lists torch.cuda's, torch.xpu's and torch.hpu's.
     UserDefinedClassVariable._in_graph_classes().update({accelerator.Stream, accelerator.Event})
-    if hasattr(ctx_manager, "register_device_context_manager"):
-        ctx_manager.register_device_context_manager(accelerator.device, BpDeviceVariable)
+    for name in legacy.TENSORS:  # calls of torch.bp.FloatTensor break the graph: Dynamo would not call its metaclass
+        typed = getattr(accelerator, f"{name}Tensor")
+        torch._dynamo.disallow_in_graph(torch.compiler.allow_in_graph(typed))
+    if hasattr(ctx_manager, "register_device_context_manager"):  # since torch 2.13
+        from torch_backplane.compile import device_context
 
-
-class BpDeviceVariable(ctx_manager.GenericDeviceVariable):
-    _exchange_fn = staticmethod(accelerator._exchange_device)
-    _maybe_exchange_fn = staticmethod(accelerator._maybe_exchange_device)
-    _get_device_index_fn = staticmethod(_get_device_index)
-
-    def module_name(self) -> str:
-        return "torch.bp"
-
-    def python_type(self) -> type:
-        return accelerator.device
+        device_context.register()
