@@ -23,6 +23,7 @@ from torch_backplane import (  # noqa: E402
 settings.apply()
 shutdown.install()
 torch._register_device_module("bp", accelerator)
+accelerator.__name__ = "torch.bp"  # Dynamo derives the module's place in torch from it (torch.get_device_module)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()
 interop.install()

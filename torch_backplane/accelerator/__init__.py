@@ -87,6 +87,7 @@ from torch_backplane.accelerator.memory import (
     utilization,
 )
 from torch_backplane.accelerator.random import (
+    _get_generator,
     _get_rng_state_offset,
     _set_rng_state_offset,
     get_rng_state,

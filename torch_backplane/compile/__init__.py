@@ -1,7 +1,9 @@
 """`torch.compile` on bp devices.
 
-`device_interface` describes the devices to Dynamo and Inductor. `inductor` registers bp with Inductor: `scheduling`
-and `kernel` write fused kernels, `wrapper` writes what a compiled graph does, and `runtime` replays it as a plan.
+- Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
+- Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
+  graph does, and `runtime` replays it as a plan. `host` compiles for host devices.
+
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
 module of PyTorch after that module is imported.
 """
@@ -9,13 +11,15 @@ module of PyTorch after that module is imported.
 from __future__ import annotations
 
 import types
+import warnings
 
 from torch_backplane.compile.imports import when_imported
 
 
 def install() -> None:
-    """Register bp with Dynamo, Inductor and fake tensors as soon as they are imported."""
-    when_imported("torch._dynamo.device_interface", _register_devices)
+    """Register bp with Dynamo, AOTAutograd, Inductor and fake tensors as soon as they are imported."""
+    when_imported("torch._dynamo", _register_with_dynamo)
+    when_imported("torch._functorch._aot_autograd.utils", _register_generators)
     when_imported("torch._inductor.utils", _treat_as_gpu)
     when_imported("torch._inductor.scheduler", _schedule)
     when_imported("torch._inductor.codegen.common", _register_with_inductor)
@@ -23,10 +27,20 @@ def install() -> None:
     when_imported("torch._subclasses.fake_impls", _install_fake_tensors)
 
 
-def _register_devices(module: types.ModuleType) -> None:
-    from torch_backplane.compile import device_interface
+def _register_with_dynamo(module: types.ModuleType) -> None:
+    try:
+        from torch_backplane.compile import device_interface, traced_calls
 
-    device_interface.register()
+        device_interface.register()
+        traced_calls.register()
+    except Exception as error:  # Dynamo must stay usable for other devices
+        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def _register_generators(aot_utils: types.ModuleType) -> None:
+    """Let checkpoints repeat random numbers: each pass gets a generator with the same state."""
+    if hasattr(aot_utils, "register_graphsafe_rng_device_type"):  # since torch 2.13
+        aot_utils.register_graphsafe_rng_device_type("bp")
 
 
 def _treat_as_gpu(utils: types.ModuleType) -> None:

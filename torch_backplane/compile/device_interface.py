@@ -11,8 +11,6 @@ from torch._dynamo import device_interface
 
 from torch_backplane import _C, accelerator, drivers
 from torch_backplane.accelerator._utils import _get_device_index
-from torch_backplane.kernels.target import Target
-from torch_backplane.planning.launch import target_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class CompilerProperties:
 
 
 def _properties(index: int) -> CompilerProperties:
+    from torch_backplane.planning.launch import target_of  # imports the kernel generator, which is slow
+
     properties, target = drivers.device(index).properties, target_of(index)
     return CompilerProperties(
         name=properties.name,
@@ -53,7 +53,7 @@ def _properties(index: int) -> CompilerProperties:
     )
 
 
-def _capability(index: int, target: Target) -> str:
+def _capability(index: int, target: Any) -> str:
     """Returns text that is equal for devices with equal driver, dialect, dtypes, target, and software.
 
     `_C.device_properties` has the driver's name, but would initialize the devices.
