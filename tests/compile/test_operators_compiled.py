@@ -1,0 +1,110 @@
+"""PyTorch's operator database through torch.compile: results equal those of eager PyTorch on the same device.
+
+`make test` runs some operators with one dtype; `make test-compile` runs all of them, forward and backward.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# Operators whose results are random, or whose memory is not initialized.
+RANDOM = {
+    "bernoulli", "cauchy", "empty", "empty_like", "empty_permuted", "empty_strided", "exponential", "geometric",
+    "log_normal", "multinomial", "new_empty", "new_empty_strided", "nn.functional.alpha_dropout",
+    "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+    "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
+    "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention", "normal", "pca_lowrank", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "svd_lowrank", "uniform",
+}  # fmt: skip
+
+_MEAN_OF_NOTHING = "Inductor's Welford reduction gives 0 for the mean of no elements, on every device"
+_SAVED_STATISTICS = "PyTorch's decomposition returns statistics of another shape in evaluation than its kernels"
+FAILS = {
+    "var_mean.unbiased": _MEAN_OF_NOTHING,
+    "std_mean.unbiased": _MEAN_OF_NOTHING,
+    "native_batch_norm": _SAVED_STATISTICS,
+    "_native_batch_norm_legit": _SAVED_STATISTICS,
+    "_batch_norm_with_update": _SAVED_STATISTICS,
+}
+# With one dtype in `make test`.
+QUICK = {
+    "add", "addmm", "amax", "cat", "cumsum", "gather", "index_put", "linalg.inv", "logsumexp", "nn.functional.conv2d",
+    "nn.functional.gelu", "nn.functional.group_norm", "nn.functional.interpolate", "scatter_add", "sort", "where",
+}  # fmt: skip
+DTYPES = (torch.float32, torch.int64, torch.bfloat16)
+TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.int64: (0, 0)}
+
+
+def _name(op: Any) -> str:
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def _cases() -> list[Any]:
+    cases = []
+    for op in op_db:
+        for dtype in DTYPES:
+            if op.name in RANDOM or dtype not in op.supported_dtypes("cuda"):
+                continue
+            is_quick = op.name in QUICK and dtype == torch.float32 and not op.variant_test_name
+            marks = [] if is_quick else [pytest.mark.slow]
+            if reason := FAILS.get(_name(op)):
+                marks.append(pytest.mark.xfail(reason=reason))
+            named = str(dtype).removeprefix("torch.")
+            cases.append(pytest.param(op, dtype, id=f"{_name(op)}-{named}", marks=marks))
+    return cases
+
+
+def _on_bp(values: Any) -> Any:
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("bp").requires_grad_(value.requires_grad)
+        return "bp" if value in ("cpu", torch.device("cpu")) else value
+
+    return tree_map(move, values)
+
+
+def _differentiable(values: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _with_gradients(function: Any, arguments: Any, named: Any) -> Any:
+    """The results, and the gradients of their sum."""
+    results = function(*arguments, **named)
+    inputs = _differentiable([arguments, named])
+    outputs = [one for one in _differentiable(results) if one.is_floating_point()]
+    gradients = torch.autograd.grad([one.sum() for one in outputs], inputs, allow_unused=True) if outputs else ()
+    return tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, results), gradients
+
+
+@pytest.mark.parametrize(("op", "dtype"), _cases())
+def test_compiled_operators_equal_eager_ones(op: Any, dtype: torch.dtype) -> None:
+    trains = dtype.is_floating_point and op.supports_autograd and dtype in op.supported_backward_dtypes("cuda")
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=trains))
+    picked = samples[:1] + random.Random(0).sample(samples[1:], min(1, len(samples) - 1))
+    relative, absolute = TOLERANCES[dtype]
+    compared = 0
+    for sample in picked:
+        torch._dynamo.reset()
+        given = (sample.input, *sample.args), sample.kwargs
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return op.op(*arguments, **named)
+
+        try:
+            expected = _with_gradients(op.op, *_on_bp(given))
+        except (NotImplementedError, RuntimeError):  # eager PyTorch on bp does not support this sample
+            continue
+        found = _with_gradients(torch.compile(call), *_on_bp(given))
+        torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, equal_nan=True)
+        compared += 1
+    if not compared:
+        pytest.skip("eager PyTorch on bp supports no sample")
