@@ -99,10 +99,14 @@ def test_reductions_of_nan_and_infinity() -> None:
 
 def test_atomic_additions() -> None:
     def add(x: torch.Tensor, index: torch.Tensor) -> Any:
-        zeros = torch.zeros(20, device=x.device)
+        zeros = torch.zeros(20, device=x.device, dtype=x.dtype)
         return zeros.index_put((index,), x, accumulate=True), zeros.scatter_add(0, index, x)
 
-    check(add, [torch.randn(1000), torch.randint(0, 20, (1000,))], tolerance=1e-4)
+    index = torch.randint(0, 20, (1000,))
+    check(add, [torch.randn(1000), index], tolerance=1e-4)
+    for dtype in (torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16, torch.uint8):
+        torch._dynamo.reset()
+        check(add, [torch.randint(0, 2, (1000,)).to(dtype), index])
 
 
 @needs_kernels

@@ -21,6 +21,7 @@ def install() -> None:
     when_imported("torch._dynamo", _register_with_dynamo)
     when_imported("torch._functorch._aot_autograd.utils", _register_generators)
     when_imported("torch._inductor.utils", _treat_as_gpu)
+    when_imported("torch._inductor.lowering", _lower)
     when_imported("torch._inductor.scheduler", _schedule)
     when_imported("torch._inductor.codegen.common", _register_with_inductor)
     when_imported("torch._inductor.compile_fx", _compile_for_host_devices)
@@ -47,6 +48,13 @@ def _treat_as_gpu(utils: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
     inductor.treat_as_gpu(utils)
+    inductor.avoid_missing_atomics(utils)
+
+
+def _lower(lowering: types.ModuleType) -> None:
+    from torch_backplane.compile import inductor
+
+    inductor.avoid_missing_atomics(lowering)
 
 
 def _schedule(scheduler: types.ModuleType) -> None:

@@ -29,6 +29,28 @@ def treat_as_gpu(utils: ModuleType) -> None:
     utils.GPU_TYPES = _GpuTypes(utils.GPU_TYPES)  # type: ignore[attr-defined]
 
 
+# The dtypes of atomic additions in kernels (kernel_functions.ATOMIC_ADD).
+ATOMIC_DTYPES = frozenset({torch.float32, torch.int32})
+
+
+def avoid_missing_atomics(module: ModuleType) -> None:
+    """Lets graphs on bp call PyTorch's operator for additions at indices in other dtypes than ATOMIC_DTYPES.
+
+    `module` is one that has Inductor's function `needs_fallback_due_to_atomic_add_limitations`.
+    """
+    needs_fallback: Callable[..., bool] = module.needs_fallback_due_to_atomic_add_limitations  # type: ignore[attr-defined]
+
+    @functools.wraps(needs_fallback)
+    def decide(dtype: torch.dtype) -> bool:
+        from torch._inductor.virtualized import V
+
+        if "bp" in V.graph.device_types and dtype not in ATOMIC_DTYPES:
+            return True
+        return needs_fallback(dtype)
+
+    module.needs_fallback_due_to_atomic_add_limitations = decide  # type: ignore[attr-defined]
+
+
 def create_backend_without_triton(scheduler: ModuleType) -> None:
     """Lets `torch._inductor.scheduler.Scheduler` serve bp. It requires Triton for every GPU but mps."""
     create_backend: Callable[..., Any] = scheduler.Scheduler.create_backend  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from torch_backplane.compile import formulas, kernel_functions, reductions
 from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
+from torch_backplane.compile.inductor import ATOMIC_DTYPES
 from torch_backplane.compile.operations import Operations
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Dialect, Value
@@ -261,7 +262,7 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def _store_atomically(self, name: str, pointer: str, place: str, value: Variable) -> None:
         dtype = V.graph.get_dtype(name)
-        if dtype not in (torch.float32, torch.int32):
+        if dtype not in ATOMIC_DTYPES:
             raise NotImplementedError(f"kernels have no atomic addition of {dtype}")
         if dtype == torch.float32:
             add = "const float sum = as_float(before) + addend; after = as_uint(sum);"
