@@ -6,11 +6,13 @@ On devices with a dialect, Inductor generates kernels. On host devices it compil
 from __future__ import annotations
 
 import copy
+import subprocess
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import on_opencl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,6 +90,35 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 def test_reductions(name: str) -> None:
     function, arguments = REDUCTIONS[name]
     check(function, arguments, tolerance=1e-4)
+
+
+TEAMS = """
+import torch
+import torch.nn.functional as F
+
+def check(function, *arguments):
+    found = torch.compile(function)(*(one.to("bp") for one in arguments))
+    torch.testing.assert_close(found, function(*arguments), rtol=1e-4, atol=1e-4, check_device=False)
+
+torch.manual_seed(0)
+check(lambda x: torch.softmax(x, -1), torch.randn(64, 1000))
+check(lambda x: torch.var_mean(x, 1), torch.randn(7, 3000) + 5)
+check(lambda x: (x.argmax(-1), x.argmin(0), x.amax(1), (x > 2).any(1)), torch.randint(-5, 5, (64, 100)).float())
+check(lambda x, w: F.layer_norm(x, (777,), w).sum(0), torch.randn(33, 777), torch.randn(777))
+check(lambda x: (x * x).sum(), torch.randn(1 << 18))
+compiled = torch.compile(lambda x: torch.softmax(x, -1).amax(0), dynamic=True)
+for rows, columns in ((5, 70), (100, 1000), (3, 17)):
+    x = torch.randn(rows, columns)
+    torch.testing.assert_close(compiled(x.to("bp")).cpu(), torch.softmax(x, -1).amax(0), rtol=1e-4, atol=1e-5)
+print("equal")
+"""
+
+
+def test_reductions_by_teams_of_work_items(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """On the target of a GPU; the devices of other tests are CPUs, whose work items reduce alone."""
+    on_opencl.require_platform()
+    settings = {"TORCH_BACKPLANE_DRIVERS": "opencl", "TORCH_BACKPLANE_TARGET": "nvidia-ada"}
+    assert run_forked(TEAMS, **settings).stdout.endswith("equal\n")
 
 
 def test_reductions_of_nan_and_infinity() -> None:

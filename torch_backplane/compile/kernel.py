@@ -46,6 +46,8 @@ from torch_backplane.planning.launch import dialect_of
 _SHORT = 16
 # With at least this many results, reductions along columns run by threads.
 _MANY = 1024
+# The number of partial states of a work item on targets where it fills vector registers itself.
+_LANES = 16
 
 
 class GraphKernel(SIMDKernel[Variable]):
@@ -67,6 +69,7 @@ class GraphKernel(SIMDKernel[Variable]):
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
         self.team = self._choose_team()
+        self.lanes = self._choose_lanes()
         if not self.dialect.target.simt:
             # CPU compilers see that work items access adjacent elements only where indices cannot wrap.
             self._index_dtype = torch.int64
@@ -90,6 +93,14 @@ class GraphKernel(SIMDKernel[Variable]):
         while team > 1 and team // 2 >= rnumel:
             team //= 2
         return team
+
+    def _choose_lanes(self) -> int:
+        """The number of partial states that a work item keeps of each reduction."""
+        if not self.features.is_reduction() or self.dialect.target.simt:
+            return 1
+        rnumel = V.graph.sizevars.optimization_hint(self.features.reduction_numel, fallback=_MANY)
+        is_outer = self.features.get_reduction_hint() == ReductionHint.OUTER
+        return 1 if is_outer or rnumel < 4 * _LANES else _LANES
 
     def create_cse_var(self, *given: Any, **named: Any) -> Variable:
         return Variable(*given, **named)
@@ -312,18 +323,25 @@ class GraphKernel(SIMDKernel[Variable]):
         self.used_dtypes |= {*made.state, torch.int64}
         number = next(self._states)
         state = [f"state{number}_{k}" for k in range(len(made.state))]
+        partial = [f"{name}_lanes[lane]" if self.lanes > 1 else name for name in state]
         for name, kept, identity in zip(state, made.state, made.identity, strict=True):
-            self.body.writeline(f"{self.dialect.type(kept)} {name} = {self.dialect.constant(identity, kept)};")
+            kind, value = self.dialect.type(kept), self.dialect.constant(identity, kept)
+            self.body.writeline(f"{kind} {name} = {value};")
+            if self.lanes > 1:
+                fill = f"for (int lane = 0; lane < {self.lanes}; ++lane) {name}_lanes[lane] = {value};"
+                self.body.writeline(f"{kind} {name}_lanes[{self.lanes}]; {fill}")
         position = Value("r0_position", torch.int64)
         given = [Value(str(one), one.dtype) for one in values]
         start = trace(made.start, [*(one.dtype for one in given), torch.int64])
         lines, started = statements(start, self.dialect, [*map(str, given), position.name], f"s{number}_")
         combined = trace(made.combine, [*made.state, *made.state])
-        more, results = statements(combined, self.dialect, [*state, *map(str, started)], f"c{number}_")
+        more, results = statements(combined, self.dialect, [*partial, *map(str, started)], f"c{number}_")
         uses_position = any(position.name in line for line in (*lines, *more)) or position.name in map(str, started)
         scope = [f"const {self.dialect.type(torch.int64)} r0_position = r0_index;"] if uses_position else []
-        assign = self._assignments(made.state, state, results)
+        assign = self._assignments(made.state, state, results, partial)
         self.compute.writelines(["{", *scope, *(line.strip() for line in (*lines, *more)), *assign, "}"])
+        if self.lanes > 1:
+            self._combine_lanes(made, state, combined, number)
         if self.team > 1:
             self._combine_team(made, state, combined, number)
         found = []
@@ -340,11 +358,20 @@ class GraphKernel(SIMDKernel[Variable]):
         self.cse.reduction_cache[key] = result
         return result
 
-    def _assignments(self, dtypes: Sequence[torch.dtype], names: Sequence[str], values: Sequence[Value]) -> list[str]:
-        """Assigns all values together: a value can depend on a name that is assigned before it."""
+    def _assignments(
+        self, dtypes: Sequence[torch.dtype], names: Sequence[str], values: Sequence[Value], places: Sequence[str] = ()
+    ) -> list[str]:
+        """Assigns all values together: a value can depend on a place that is assigned before it."""
         types = [self.dialect.type(dtype) for dtype in dtypes]
         lines = [f"const {one} {name}_next = {value};" for one, name, value in zip(types, names, values, strict=True)]
-        return [*lines, *(f"{name} = {name}_next;" for name in names)]
+        return [*lines, *(f"{place} = {name}_next;" for place, name in zip(places or names, names, strict=True))]
+
+    def _combine_lanes(self, made: reductions.Reduction, state: Sequence[str], combined: Program, number: int) -> None:
+        """Statements after the loop: the partial states of the work item, combined one after another."""
+        other = [f"{name}_lanes[lane]" for name in state]
+        lines, results = statements(combined, self.dialect, [*state, *other], f"l{number}_")
+        step = [*(line.strip() for line in lines), *self._assignments(made.state, state, results)]
+        self.after_loop.writelines([f"for (int lane = 0; lane < {self.lanes}; ++lane) {{", *step, "}"])
 
     def _combine_team(self, made: reductions.Reduction, state: Sequence[str], combined: Program, number: int) -> None:
         """Statements after the loop: the states of all work items of the group, combined in a tree."""
@@ -386,15 +413,12 @@ class GraphKernel(SIMDKernel[Variable]):
         loops = [tree for tree in self.range_trees if tree.is_loop]
         if self.inside_reduction and loops:
             (tree,) = loops
-            begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
-            index = f"{tree.prefix}index"
-            self.body.writeline(
-                f"for ({self.index_dtype} {index} = {begin}; {index} < {self._numel(tree)}; {index} += {step}) {{"
-            )
-            with self.body.indent():
-                for part in (self.indexing_code, self.loads, self.compute, self.stores):
-                    self.body.splice(part)
-            self.body.writeline("}")
+            for head in self._loop_heads(f"{tree.prefix}index", self._numel(tree)):
+                self.body.writeline(head)
+                with self.body.indent():
+                    for part in (self.indexing_code, self.loads, self.compute, self.stores):
+                        self.body.splice(part)
+                self.body.writeline("}")
             self.cse.invalidate(self.outside_loops)  # type: ignore[arg-type]
             tree.cache_clear()
             for node in self.range_tree_nodes.values():
@@ -411,6 +435,21 @@ class GraphKernel(SIMDKernel[Variable]):
             self.body.splice(self.after_loop)
         for part in (self.indexing_code, self.loads, self.compute, self.stores, self.after_loop):
             part.clear()
+
+    def _loop_heads(self, index: str, numel: str) -> Iterator[str]:
+        """The heads of the loops over the reduced elements. `lane` is the partial state that an element belongs to."""
+        kind, first, lanes = self.index_dtype, f"{index}_first", self.lanes
+        if lanes == 1:
+            begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
+            yield f"for ({kind} {index} = {begin}; {index} < {numel}; {index} += {step}) {{"
+            return
+        # Compilers vectorize the inner loop, as its length is a constant.
+        yield (
+            f"for ({kind} {first} = 0; {first} + {lanes} <= {numel}; {first} += {lanes}) "
+            f"for (int lane = 0; lane < {lanes}; ++lane) {{ const {kind} {index} = {first} + lane;"
+        )
+        if not numel.isdigit() or int(numel) % lanes:
+            yield f"for ({kind} {index} = {numel} / {lanes} * {lanes}, lane = 0; {index} < {numel}; ++{index}) {{"
 
     def _numel(self, tree: Any) -> str:
         if isinstance(tree.numel, (int, sympy.Integer)):
