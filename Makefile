@@ -30,7 +30,7 @@ setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin T
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-compile test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint tidy docs dist bench conformance ecosystem ops audit clean FORCE
 
 help: ## show this list
@@ -62,7 +62,7 @@ test: lint ## lint, then the tests (20 minutes on 2 cores)
 
 test-all: ## all tests with all parameters (hours)
 	$(MAKE) test EVERY=1
-	$(MAKE) test-pytorch test-late-host test-shapes
+	$(MAKE) test-pytorch test-compile test-late-host test-shapes
 
 test-shapes: $(ready) ## compare dynamic-shape plans with planners (half an hour)
 	@for part in $$(seq $(WORKERS)); do \
@@ -74,6 +74,9 @@ test-shapes: $(ready) ## compare dynamic-shape plans with planners (half an hour
 test-pytorch: $(ready) ## PyTorch's operator, module and optimizer tests (an hour)
 	$(pytest) --dist load --whole tests/pytorch $(ARGS)
 	$(pytest) --on opencl --dist load --whole tests/pytorch $(ARGS)
+
+test-compile: $(ready) ## PyTorch's operators through torch.compile, on OpenCL (an hour)
+	$(pytest) --on opencl --dist load tests/compile $(ARGS)
 
 test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
@@ -152,7 +155,7 @@ bench_driver := $(or $(DRIVER),opencl)
 record = $(python) -W ignore tools/record.py $(1)-$(bench_driver) -- $(python) -W ignore
 
 bench: $(ready) ## run the benchmarks, and write results/ (an hour)
-	for one in overhead dynamic kernels matmul convolution attention rnn training events allocator memory_history graphs profiling distributed; do \
+	for one in overhead dynamic compile kernels matmul convolution attention rnn training events allocator memory_history graphs profiling distributed; do \
 		$(call record,$$one) benchmarks/$$one.py --driver $(bench_driver) --json || exit 1; \
 	done
 	$(call record,import_time) benchmarks/import_time.py --json

@@ -15,6 +15,11 @@ RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 BENCHMARKS = {
     "overhead": ("Overhead of one operator", "The ratio is the device's time divided by the CPU's: lower is better."),
     "dynamic": ("New shapes", "Calls with a size that is new, used again, known from before, and the first one."),
+    "compile": (
+        "torch.compile",
+        "Milliseconds of compiled calls, and the times of eager PyTorch on the device and of eager and compiled PyTorch "
+        "on the CPU divided by them: higher is better.",
+    ),
     "kernels": ("Kernels", "The ratio is the CPU's time divided by the device's: higher is better."),
     "training": ("Training steps", "The ratio is the CPU's time divided by the device's: higher is better."),
     "distributed": ("Collectives", "The ratio is the device's time divided by that of CPU tensors: lower is better."),
