@@ -17,8 +17,8 @@ BENCHMARKS = {
     "dynamic": ("New shapes", "Calls with a size that is new, used again, known from before, and the first one."),
     "compile": (
         "torch.compile",
-        "Milliseconds of compiled calls, and the times of eager PyTorch on the device and of eager and compiled PyTorch "
-        "on the CPU divided by them: higher is better.",
+        "Milliseconds of compiled calls, and the times of eager PyTorch on the device and of eager and compiled "
+        "PyTorch on the CPU, divided by them: higher is better.",
     ),
     "kernels": ("Kernels", "The ratio is the CPU's time divided by the device's: higher is better."),
     "training": ("Training steps", "The ratio is the CPU's time divided by the device's: higher is better."),
