@@ -30,7 +30,7 @@ setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin T
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-compile test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-distributed test-compile test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint tidy docs dist bench conformance ecosystem ops audit clean FORCE
 
 help: ## show this list
@@ -62,7 +62,7 @@ test: lint ## lint, then the tests (20 minutes on 2 cores)
 
 test-all: ## all tests with all parameters (hours)
 	$(MAKE) test EVERY=1
-	$(MAKE) test-pytorch test-compile test-late-host test-shapes
+	$(MAKE) test-pytorch test-distributed test-compile test-late-host test-shapes
 
 test-shapes: $(ready) ## compare dynamic-shape plans with planners (half an hour)
 	@for part in $$(seq $(WORKERS)); do \
@@ -77,6 +77,9 @@ test-pytorch: $(ready) ## PyTorch's operator, module and optimizer tests (an hou
 
 test-compile: $(ready) ## PyTorch's operators through torch.compile, on OpenCL (an hour)
 	$(pytest) --on opencl --dist load tests/compile $(ARGS)
+
+test-distributed: $(ready) ## all tests of torch.distributed, PyTorch's among them (20 minutes)
+	$(pytest) --timeout 900 tests/distributed $(ARGS)
 
 test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)

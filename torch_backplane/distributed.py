@@ -35,6 +35,7 @@ def register() -> None:
     for name, wrapped in (
         ("init_process_group", _with_default_backend(dist.init_process_group)),
         ("new_group", _with_backend_type(dist.new_group)),
+        ("split_group", _with_split(dist.split_group)),
     ):
         setattr(dist, name, wrapped)
         setattr(dist.distributed_c10d, name, wrapped)
@@ -50,7 +51,7 @@ def _with_default_backend(init_process_group: Callable[..., None]) -> Callable[.
     @functools.wraps(init_process_group)
     def function(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         if backend is None and kwargs.get("device_id") is None and _accelerator_is_bp():
-            backend = _default_backend()
+            backend = default_backend()
         init_process_group(backend, *args, **kwargs)
         _set_backend_type(dist.group.WORLD)
 
@@ -67,6 +68,42 @@ def _with_backend_type(new_group: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _with_split(split_group: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `split_group()` create groups of `backplane`, whose engines cannot be split, with new connections.
+
+    The ranks of the parent call it, and each rank gets its own group or None. PyTorch names such a group after its
+    ranks and the number of groups that the process has: the ranks of a group must have equally many.
+    """
+
+    @functools.wraps(split_group)
+    def function(
+        parent_pg: Any = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        parent = dist.group.WORLD if parent_pg is None else parent_pg
+        names = dist.get_backend_config(parent)
+        if f"bp:{NAME}" not in names.split(",") or not split_ranks:
+            return split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+        ranks = dist.get_process_group_ranks(parent)
+        mine = [sorted(given) for given in split_ranks if ranks.index(dist.get_rank()) in given]
+        if not mine:
+            return None
+        return dist.new_group(
+            [ranks[index] for index in mine[0]],
+            timeout=timeout,
+            backend=backend or names,
+            pg_options=pg_options,
+            use_local_synchronization=True,
+            group_desc=group_desc,
+        )
+
+    return function
+
+
 def _set_backend_type(group: Any) -> None:
     """Give a group of several backends a type if one is ours. PyTorch does so for its own backends only, and warns."""
     types = {device.type for device in getattr(group, "_device_types", ())}
@@ -79,7 +116,8 @@ def _accelerator_is_bp() -> bool:
     return accelerator is not None and accelerator.type == "bp"
 
 
-def _default_backend() -> str:
+def default_backend() -> str:
+    """Return what `init_process_group()` uses: a backend for CPU tensors and, with a bp device, one for bp tensors."""
     if not torch.accelerator.is_available():  # the process has no bp device
         return "gloo"
     return f"cpu:gloo,bp:{NAME}" if dist.is_gloo_available() else NAME

@@ -94,6 +94,7 @@ class DistributedBackend final : public c10d::Backend {
 
  private:
   Work issue(Collective collective, bool blocks_host = false);
+  Work allgather_uneven(const Tensors& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options);
   Work reduce_scatter_tensors(
       c10d::OpType type,
       const char* name,

@@ -118,4 +118,12 @@ std::vector<std::vector<at::Tensor>> movable(const std::vector<std::vector<at::T
   return each(lists, [](const std::vector<at::Tensor>& list) { return movable(list); });
 }
 
+at::Tensor flat(const at::Tensor& host) {
+  return host.as_strided({host.numel()}, {1});
+}
+
+std::vector<at::Tensor> flat(const std::vector<at::Tensor>& hosts) {
+  return each(hosts, [](const at::Tensor& host) { return flat(host); });
+}
+
 } // namespace backplane

@@ -48,6 +48,7 @@ struct Collective {
   std::string name; // of the function in torch.distributed
   std::vector<CollectivePart> parts;
   std::vector<at::Tensor> outputs; // what Work::result() returns
+  std::vector<at::Tensor> inputs; // for profiles; empty: the outputs
 
   int64_t bytes() const; // of all tensors
   // The devices of the tensors, without duplicates.
@@ -58,5 +59,9 @@ struct Collective {
 at::Tensor movable(const at::Tensor& host);
 std::vector<at::Tensor> movable(const std::vector<at::Tensor>& hosts);
 std::vector<std::vector<at::Tensor>> movable(const std::vector<std::vector<at::Tensor>>& lists);
+
+// A view with one dimension, in the order of memory, of a dense tensor.
+at::Tensor flat(const at::Tensor& host);
+std::vector<at::Tensor> flat(const std::vector<at::Tensor>& hosts);
 
 } // namespace backplane

@@ -49,6 +49,11 @@ void when_finished(const c10::intrusive_ptr<c10d::Work>& work, Done done) {
   }).detach();
 }
 
+// The name of the collective in profiles, as Gloo writes it.
+std::string title_of(const Collective& collective) {
+  return "backplane:" + (collective.type == c10d::OpType::RECVANYSOURCE ? "recvAnySource" : collective.name);
+}
+
 std::vector<c10::Device> as_devices(const std::vector<c10::DeviceIndex>& indices) {
   std::vector<c10::Device> devices;
   for (const auto index : indices) {
@@ -65,7 +70,11 @@ CollectiveWork::CollectiveWork(
     uint64_t sequence_number,
     bool blocks_host,
     std::map<c10::DeviceIndex, c10::Stream> streams)
-    : Work(group.rank, collective.type),
+    : Work(
+          group.rank,
+          collective.type,
+          title_of(collective).c_str(),
+          collective.inputs.empty() ? collective.outputs : collective.inputs),
       group_(group),
       collective_(std::move(collective)),
       devices_(collective_.devices()),

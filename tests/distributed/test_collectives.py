@@ -37,7 +37,7 @@ torch.manual_seed(rank)
 
 def late(tensor):
     if tensor.device.type == "bp":
-        torch.bp._sleep(5)
+        torch.bp._sleep(2_000_000)  # 2 ms
     return tensor * 1 if tensor.dtype != torch.bool else tensor ^ False
 
 
@@ -234,6 +234,131 @@ print("agree")
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives_agree_with_gloo(devices: dict[str, str], size: int) -> None:
     assert all("agree" in output for output in ranks.run(AGREE, size, **devices))
+
+
+# Calls every reduction with every operation and dtype: with CPU tensors, and with bp tensors.
+REDUCTIONS = """
+start("cpu:gloo,bp:backplane")
+ReduceOp = dist.ReduceOp
+
+
+def all_reduce(x, op):
+    x = x.clone()
+    dist.all_reduce(x, op)
+    return [x]
+
+
+def all_reduce_coalesced(x, op):
+    tensors = [x.clone(), x[:2].clone()]
+    dist.all_reduce_coalesced(tensors, op)
+    return tensors
+
+
+def reduce(x, op):
+    x, given = x.clone(), x
+    dist.reduce(x, dst=1, op=op)
+    if rank != 1 and x.device.type == "bp":  # Gloo changes the tensors of other ranks
+        assert (x == given).all()
+    return [x] if rank == 1 else []
+
+
+def reduce_scatter(x, op):
+    inputs = [x[2 * i : 2 * i + 2].clone() for i in range(size)]
+    out = torch.empty_like(inputs[0])
+    dist.reduce_scatter(out, inputs, op)
+    assert (torch.cat(inputs) == x).all()
+    return [out]
+
+
+def reduce_scatter_tensor(x, op):
+    given, out = x.clone(), torch.empty_like(x[:2])
+    dist.reduce_scatter_tensor(out, given, op)
+    assert (given == x).all()
+    return [out]
+
+
+def outcome(function, x, op):
+    try:
+        results = [one.cpu() for one in function(x, op)]
+        torch.bp.synchronize()
+        return results
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+functions = [all_reduce, all_reduce_coalesced, reduce, reduce_scatter, reduce_scatter_tensor]
+refused = 0
+for op in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+    for dtype in (torch.float32, torch.int32, torch.bool, torch.bfloat16):
+        x = (torch.arange(2 * size) + rank + 1).to(dtype)
+        for function in functions:
+            expected = outcome(function, x, getattr(ReduceOp, op))
+            found = outcome(function, x.to("bp"), getattr(ReduceOp, op))
+            if isinstance(expected, str):
+                refused += 1
+                assert isinstance(found, str), (function, op, dtype, expected)
+                assert op in found or "non-integral" in found, found
+            else:
+                assert not isinstance(found, str), (function, op, dtype, found)
+                for one, other in zip(expected, found, strict=True):
+                    torch.testing.assert_close(other, one, msg=lambda text: f"{function.__name__} {op} {dtype}: {text}")
+assert refused  # bitwise operations on floating-point numbers
+
+x = torch.arange(2.0 * size) + rank
+total = sum(torch.arange(2.0 * size) + other for other in range(size))
+weighted = sum((torch.arange(2.0 * size) + other) * (other + 0.5) for other in range(size))
+factor = torch.tensor([rank + 0.5], device="bp")
+for op, expected in (
+    (ReduceOp.AVG, total / size),
+    (dist._make_nccl_premul_sum(rank + 0.5), weighted),
+    (dist._make_nccl_premul_sum(factor), weighted),
+):
+    for dtype in (torch.float32, torch.float16):
+        for function in functions:
+            found = outcome(function, x.to(dtype).to("bp"), op)
+            whole = function in (all_reduce, all_reduce_coalesced, reduce)
+            part = expected if whole else expected[2 * rank : 2 * rank + 2]
+            if found:
+                torch.testing.assert_close(found[0], part.to(dtype), rtol=2e-3, atol=0)
+    for function in functions:
+        found = outcome(function, x.long().to("bp"), op)
+        assert isinstance(found, str) and "floating-point" in found, found
+dist.destroy_process_group()
+"""
+
+
+def test_reductions_with_every_operation(devices: dict[str, str]) -> None:
+    ranks.run(REDUCTIONS, 2, **devices)
+
+
+SPLIT = """
+start()
+group = dist.split_group(split_ranks=[[0, 2], [1]])
+mine = [1] if rank == 1 else [0, 2]
+assert dist.get_process_group_ranks(group) == mine
+for device in ("cpu", "bp"):
+    x = torch.full((3,), float(rank), device=device)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [float(sum(mine))] * 3
+again = dist.split_group(split_ranks=[[2, 1]])
+if rank == 0:
+    assert again is None
+else:
+    x = filled(1.0, 2)
+    dist.all_reduce(x, group=again)
+    assert x.tolist() == [2.0] * 2
+if rank != 1:
+    part = dist.split_group(group, split_ranks=[[1]], group_desc="last")  # ranks of the parent
+    assert (part is None) == (rank == 0)
+    if rank == 2:
+        assert dist.get_process_group_ranks(part) == [2] and part.group_desc == "last"
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_group_is_split(devices: dict[str, str]) -> None:
+    ranks.run(SPLIT, 3, **devices)
 
 
 DEFAULT = """

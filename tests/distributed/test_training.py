@@ -107,3 +107,41 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     devices, expected = single
     assert losses(kind, size, devices) == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert expected[-1] < expected[0]
+
+
+SYNC_BATCH_NORM = """
+import copy
+
+start()
+torch.manual_seed(0)
+for shape, dtype in (((8, 3), torch.float32), ((8, 3, 5, 4), torch.float32), ((8, 3, 6), torch.bfloat16)):
+    x = torch.randn(shape)
+    whole = torch.nn.BatchNorm1d(3) if len(shape) < 4 else torch.nn.BatchNorm2d(3)
+    torch.nn.init.normal_(whole.weight)
+    parts = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole)).to("bp")
+    share = slice(0, 3) if rank == 0 else slice(3, None)  # ranks may have batches of different sizes
+    inputs = [x.clone().requires_grad_(), x[share].to("bp", dtype).requires_grad_()]
+    expected = whole(inputs[0])
+    outputs = [expected[share], parts(inputs[1])]
+    assert outputs[1].dtype == dtype
+    close = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=4e-2, atol=4e-2)
+    torch.testing.assert_close(outputs[1].cpu().float(), outputs[0], **close)
+    torch.testing.assert_close(parts.running_mean.cpu(), whole.running_mean, **close)
+    torch.testing.assert_close(parts.running_var.cpu(), whole.running_var, **close)
+    expected.pow(3).sum().backward()
+    outputs[1].float().pow(3).sum().backward()
+    if dtype == torch.float32:
+        torch.testing.assert_close(inputs[1].grad.cpu(), inputs[0].grad[share], rtol=1e-3, atol=1e-4)
+    for one, other in ((parts.weight, whole.weight), (parts.bias, whole.bias)):
+        dist.all_reduce(one.grad)
+        torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=max(close["rtol"], 1e-3), atol=0.1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", ["host", "discrete-host", "opencl"])
+def test_batch_norm_over_all_ranks(name: str) -> None:
+    if name == "opencl":
+        on_opencl.require_platform()
+    ranks.run(SYNC_BATCH_NORM, 2, **DEVICES[name])
