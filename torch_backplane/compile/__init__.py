@@ -7,8 +7,10 @@ what belongs to a module of PyTorch after that module is imported.
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
+from collections.abc import Callable
 
 from torch_backplane.compile.imports import when_imported
 
@@ -20,16 +22,24 @@ def install() -> None:
 
 
 def _register_with_dynamo(module: types.ModuleType) -> None:
-    try:
+    def register() -> None:
         from torch_backplane.compile import device_interface, traced_calls
 
         device_interface.register()
         traced_calls.register()
-    except Exception as error:  # Dynamo must stay usable for other devices
-        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
+
+    _call(register)
 
 
 def _register_generators(aot_utils: types.ModuleType) -> None:
     """Let checkpoints repeat random numbers: each pass gets a generator with the same state."""
     if hasattr(aot_utils, "register_graphsafe_rng_device_type"):  # since torch 2.13
-        aot_utils.register_graphsafe_rng_device_type("bp")
+        _call(functools.partial(aot_utils.register_graphsafe_rng_device_type, "bp"))
+
+
+def _call(register: Callable[[], object]) -> None:
+    """Calls `register`. An error is a warning, because torch.compile must stay usable for other devices."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
