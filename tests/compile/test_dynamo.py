@@ -20,7 +20,9 @@ Differences from eager mode that PyTorch has on all devices:
 from __future__ import annotations
 
 import io
+import pkgutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -387,6 +389,11 @@ def allocated_memory_of_the_accelerator(x: Tensor) -> Any:
 
 
 @breaks(PYTORCH)
+def capturing(x: Tensor) -> Any:
+    return x if bp.is_current_stream_capturing() else x + 1
+
+
+@breaks(PYTORCH)
 def peers(x: Tensor) -> Any:
     return x + bp.can_device_access_peer(0, 1)
 
@@ -501,6 +508,14 @@ def test_frames_of_backplane_are_not_compiled() -> None:
     agree(torch.compile(function, backend=backend)(x), (x + 1) * 2)
     assert compiled
     assert not [name for name in compiled if "torch_backplane" in name]
+
+
+def test_all_submodules_of_torch_bp_are_loaded() -> None:
+    """Importing one later would load it as a submodule of torch.bp, the module's name, a second time."""
+    names = {one.name for one in pkgutil.iter_modules(bp.__path__)}
+    assert bp.__name__ == "torch.bp"
+    assert len(names) > 10
+    assert {name for name in names if f"torch_backplane.accelerator.{name}" not in sys.modules} == set()
 
 
 # --- guards

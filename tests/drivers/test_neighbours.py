@@ -135,8 +135,12 @@ REPLACED = {
     "torch.nn.parallel.data_parallel._get_available_device_type": DATA_PARALLEL,
 }
 
-# PyTorch's record of the backend name, set by torch.utils.rename_privateuse1_backend.
-RECORDED = {"torch.utils.backend_registration._privateuse1_backend_name"}
+# What functions of PyTorch record for Backplane: the name of the backend (torch.utils.rename_privateuse1_backend), and
+# the folders whose functions Dynamo does not compile (torch._dynamo.trace_rules.add).
+RECORDED = {
+    "torch.utils.backend_registration._privateuse1_backend_name",
+    "torch._dynamo.trace_rules.SKIP_DIRS_RE",
+}
 
 COMPARE = """
 import json, sys, types, warnings

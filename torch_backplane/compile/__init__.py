@@ -10,32 +10,35 @@ module of PyTorch after that module is imported.
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
+from collections.abc import Callable
 
 from torch_backplane.compile.imports import when_imported
+
+Hook = Callable[[types.ModuleType], object]
 
 
 def install() -> None:
     """Register bp with Dynamo, AOTAutograd, Inductor and fake tensors as soon as they are imported."""
-    when_imported("torch._dynamo", _register_with_dynamo)
-    when_imported("torch._functorch._aot_autograd.utils", _register_generators)
-    when_imported("torch._inductor.utils", _treat_as_gpu)
-    when_imported("torch._inductor.lowering", _lower)
-    when_imported("torch._inductor.scheduler", _schedule)
-    when_imported("torch._inductor.codegen.common", _register_with_inductor)
-    when_imported("torch._inductor.compile_fx", _compile_for_host_devices)
-    when_imported("torch._subclasses.fake_impls", _install_fake_tensors)
+    for name, hook in HOOKS.items():
+        when_imported(name, functools.partial(_call, hook))
+
+
+def _call(hook: Hook, module: types.ModuleType) -> None:
+    """Calls the hook. An error is a warning, because torch.compile must stay usable for other devices."""
+    try:
+        hook(module)
+    except Exception as error:
+        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _register_with_dynamo(module: types.ModuleType) -> None:
-    try:
-        from torch_backplane.compile import device_interface, traced_calls
+    from torch_backplane.compile import device_interface, traced_calls
 
-        device_interface.register()
-        traced_calls.register()
-    except Exception as error:  # Dynamo must stay usable for other devices
-        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
+    device_interface.register()
+    traced_calls.register()
 
 
 def _register_generators(aot_utils: types.ModuleType) -> None:
@@ -79,3 +82,15 @@ def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
     from torch_backplane.compile import fake_tensors
 
     fake_tensors.install(fake_impls)
+
+
+HOOKS: dict[str, Hook] = {
+    "torch._dynamo": _register_with_dynamo,
+    "torch._functorch._aot_autograd.utils": _register_generators,
+    "torch._inductor.utils": _treat_as_gpu,
+    "torch._inductor.lowering": _lower,
+    "torch._inductor.scheduler": _schedule,
+    "torch._inductor.codegen.common": _register_with_inductor,
+    "torch._inductor.compile_fx": _compile_for_host_devices,
+    "torch._subclasses.fake_impls": _install_fake_tensors,
+}
