@@ -164,6 +164,20 @@ def test_dynamic_shapes_recompile_once() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_numbers_among_the_results_follow_the_shapes() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return (x * 2).sin(), x.shape[0] * 3, x.shape[1] + 1
+
+    compiled = torch.compile(function, dynamic=True)
+    for shape in ((5, 7), (6, 8), (5, 7), (6, 8), (9, 3), (5, 7)):
+        x = torch.randn(shape, device="bp", requires_grad=True)
+        result, *numbers = compiled(x)
+        assert numbers == [shape[0] * 3, shape[1] + 1]
+        result.sum().backward()
+        expected = 2 * torch.cos(2 * x.detach().cpu())
+        torch.testing.assert_close(x.grad.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_data_dependent_shapes() -> None:
     check(lambda x: x[x > 0] * 2 + x[x > 0].shape[0], [torch.randn(20)], [torch.randn(30)], [-torch.ones(3)])
     check(lambda x: x * x.sum().item(), [torch.randn(5)])

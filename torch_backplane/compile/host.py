@@ -12,6 +12,7 @@ import itertools
 import operator
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch_backplane import drivers
 
 _library = torch.library.Library("backplane", "FRAGMENT")
 _library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor[]")
-_graphs: dict[int, CpuGraph] = {}
+_graphs: weakref.WeakValueDictionary[int, CpuGraph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _CPU = torch.device("cpu")
 _ATTENTION = (

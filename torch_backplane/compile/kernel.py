@@ -325,10 +325,10 @@ class GraphKernel(SIMDKernel[Variable]):
         state = [f"state{number}_{k}" for k in range(len(made.state))]
         partial = [f"{name}_lanes[lane]" if self.lanes > 1 else name for name in state]
         for name, kept, identity in zip(state, made.state, made.identity, strict=True):
-            kind, value = self.dialect.type(kept), self.dialect.constant(identity, kept)
-            self.body.writeline(f"{kind} {name} = {value};")
+            kind, begin = self.dialect.type(kept), self.dialect.constant(identity, kept)
+            self.body.writeline(f"{kind} {name} = {begin};")
             if self.lanes > 1:
-                fill = f"for (int lane = 0; lane < {self.lanes}; ++lane) {name}_lanes[lane] = {value};"
+                fill = f"for (int lane = 0; lane < {self.lanes}; ++lane) {name}_lanes[lane] = {begin};"
                 self.body.writeline(f"{kind} {name}_lanes[{self.lanes}]; {fill}")
         position = Value("r0_position", torch.int64)
         given = [Value(str(one), one.dtype) for one in values]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,8 +81,20 @@ class GraphKernel:
 
 _library = torch.library.Library("backplane", "FRAGMENT")
 _library.define("compiled_graph(Tensor(a!)[] written, Tensor[] read, int[] sizes, int graph) -> Tensor[]")
-_graphs: dict[int, Graph] = {}
+_graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+
+
+class Arguments(NamedTuple):
+    """The arguments of a graph: tensors that it writes, those that it reads, and sizes."""
+
+    written: Sequence[torch.Tensor]
+    read: Sequence[torch.Tensor]
+    sizes: Sequence[int]
+
+    def shapes(self) -> Any:
+        """What the numbers among the results depend on."""
+        return tuple(self.sizes), tuple(one.shape for one in (*self.written, *self.read))
 
 
 class Graph:
@@ -94,6 +107,9 @@ class Graph:
         self._wrapper, self._written = wrapper, frozenset(written)
         self._number = next(_numbers)
         self._calls = threading.local()
+        # For each result, None if it is a tensor, else a tuple of it. Numbers among the results depend on the shapes.
+        self._results: list[tuple[Any] | None] | None = None
+        self._results_of_shapes: dict[Any, list[tuple[Any] | None]] = {}
         _graphs[self._number] = self
 
     def __call__(self, args: list[Any]) -> Any:
@@ -102,33 +118,34 @@ class Graph:
         ):
             return self._wrapper(args)
         kinds = tuple("i" if isinstance(one, int) else "w" if k in self._written else "r" for k, one in enumerate(args))
-        written = [one for one, kind in zip(args, kinds, strict=True) if kind == "w"]
-        read = [one for one, kind in zip(args, kinds, strict=True) if kind == "r"]
-        sizes = [one for one in args if isinstance(one, int)]
-        if not written and not read:
+        given = Arguments(
+            [one for one, kind in zip(args, kinds, strict=True) if kind == "w"],
+            [one for one, kind in zip(args, kinds, strict=True) if kind == "r"],
+            [one for one, kind in zip(args, kinds, strict=True) if kind == "i"],
+        )
+        if not given.written and not given.read:
             return self._wrapper(args)
         args.clear()
         self._calls.kinds = kinds
         with torch._C._AutoDispatchBelowAutograd():
-            found = torch.ops.backplane.compiled_graph(written, read, sizes, self._number)
-        return self._restored(found)
+            tensors = iter(torch.ops.backplane.compiled_graph(*given, self._number))
+        results = self._results if self._results is not None else self._results_of_shapes[given.shapes()]
+        return tuple(next(tensors) if one is None else one[0] for one in results)
 
-    def plan(
-        self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], sizes: Sequence[int]
-    ) -> list[torch.Tensor]:
+    def plan(self, given: Arguments) -> list[torch.Tensor]:
         """Runs the wrapper, as a planner."""
-        parts = {"w": iter(written), "r": iter(read), "i": iter(sizes)}
-        results = self._wrapper([next(parts[kind]) for kind in self._calls.kinds])
-        self._rest = [None if isinstance(one, torch.Tensor) else (one,) for one in results]
-        return [one for one in results if isinstance(one, torch.Tensor)]
-
-    def _restored(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        given = iter(tensors)
-        return tuple(next(given) if one is None else one[0] for one in self._rest)
+        parts = {"w": iter(given.written), "r": iter(given.read), "i": iter(given.sizes)}
+        found = self._wrapper([next(parts[kind]) for kind in self._calls.kinds])
+        results = [None if isinstance(one, torch.Tensor) else (one,) for one in found]
+        if all(one is None or one == (None,) for one in results):
+            self._results = results
+        else:
+            self._results_of_shapes[given.shapes()] = results
+        return [one for one in found if isinstance(one, torch.Tensor)]
 
 
 def _plan(written: Any, read: Any, sizes: Any, graph: int) -> list[torch.Tensor]:
-    return _graphs[graph].plan(written, read, sizes)
+    return _graphs[graph].plan(Arguments(written, read, sizes))
 
 
 _C.set_planner("backplane::compiled_graph", _plan)
