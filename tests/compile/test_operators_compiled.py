@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LEFT_OUT = {
     "bernoulli", "cauchy", "empty", "empty_like", "empty_permuted", "empty_strided", "exponential", "geometric",
     "jiterator_2inputs_2outputs", "jiterator_4inputs_with_extra_args", "jiterator_binary",
-    "jiterator_binary_return_by_ref", "jiterator_unary", "log_normal", "multinomial", "new_empty", "new_empty_strided", "nn.functional.alpha_dropout",
-    "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
-    "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
+    "jiterator_binary_return_by_ref", "jiterator_unary", "log_normal", "multinomial", "new_empty",
+    "new_empty_strided", "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d",
+    "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
     "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
     "nn.functional.scaled_dot_product_attention", "normal", "pca_lowrank", "rand_like", "randint", "randint_like",
     "randn", "randn_like", "svd_lowrank", "uniform",
