@@ -1,9 +1,12 @@
-"""Accelerate: bp is the default device, has memory for `device_map="auto"`, and trains in float16.
+"""Accelerate: bp is the default device, has memory for `device_map="auto"`, trains in float16 and on several ranks.
 
 Accelerate has no registry of devices; each function tests for the devices it knows. Changed, and only where
 Accelerate's own answer is the CPU or CUDA's absence:
 
 - `PartialState.default_device`: bp instead of the CPU. `cpu=True` and `ACCELERATE_USE_CPU` keep their meaning.
+- `PartialState._prepare_backend` and `set_device`: with several ranks, the backend for bp, and a bp device per rank.
+  The type is MULTI_GPU, because Accelerate's list of types cannot be extended.
+- `FullyShardedDataParallelPlugin`: with `sync_module_states`, parameters are created on bp.
 - `get_max_memory`: free memory of bp devices, as devices 0, 1, …, and limits that the caller gives for these. It counts
   the devices that have the current device's driver, because a model is spread evenly over all that are counted.
 - `get_grad_scaler`: a scaler for bp, in a process whose device is bp.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import Any
 
 import accelerate.utils.memory
@@ -22,9 +26,11 @@ import accelerate.utils.modeling
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.modeling import convert_file_size_to_int
 
 from torch_backplane import accelerator as bp
+from torch_backplane import distributed
 from torch_backplane.integrations._overrides import replace
 
 
@@ -34,6 +40,51 @@ def _default_device(original: property) -> property:
         return torch.device("bp", bp.current_device()) if found.type == "cpu" and bp.is_available() else found
 
     return property(default_device, doc=original.__doc__)
+
+
+def _prepared_backend(original: Any) -> Any:
+    @functools.wraps(original)
+    def _prepare_backend(
+        self: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, Any]:
+        found = original(self, cpu, sagemaker_dp, backend)
+        launched = int(os.environ.get("LOCAL_RANK", "-1")) != -1
+        if found[1] != DistributedType.NO or cpu or not launched or not _is_default():
+            return found  # type: ignore[no-any-return]
+        return backend or distributed.default_backend(), DistributedType.MULTI_GPU
+
+    return _prepare_backend
+
+
+def _is_default() -> bool:
+    return PartialState.default_device.fget(PartialState).type == "bp"  # type: ignore[attr-defined]
+
+
+def _device_of_rank(original: Any) -> Any:
+    @functools.wraps(original)
+    def set_device(self: PartialState) -> None:
+        if self.device is None and self.distributed_type == DistributedType.MULTI_GPU and _is_default():
+            self.device = torch.device("bp", self.local_process_index % bp.device_count())
+            bp.set_device(self.device)
+        else:
+            original(self)
+
+    return set_device
+
+
+def _with_parameters_on_bp(original: Any) -> Any:
+    """Accelerate refuses `sync_module_states` in its last step, if it does not know the device."""
+
+    @functools.wraps(original)
+    def __post_init__(self: FullyShardedDataParallelPlugin) -> None:
+        try:
+            original(self)
+        except RuntimeError as error:
+            if "no available devices" not in str(error) or not _is_default():
+                raise
+            self.param_init_fn = lambda module: module.to_empty(device="bp", recurse=False)
+
+    return __post_init__
 
 
 def _free_memory() -> dict[int, int]:
@@ -108,7 +159,11 @@ def _with_float16(original: Any) -> Any:
 @functools.cache
 def enable() -> None:
     """Makes Accelerate know bp devices."""
+    PartialState._prepare_backend = _prepared_backend(PartialState._prepare_backend)
+    PartialState.set_device = _device_of_rank(PartialState.set_device)
     PartialState.default_device = _default_device(PartialState.default_device)
+    plugin = FullyShardedDataParallelPlugin
+    plugin.__post_init__ = _with_parameters_on_bp(plugin.__post_init__)
     Accelerator.__init__ = _with_float16(Accelerator.__init__)
     for module, name, wrap in (
         (accelerate.utils.modeling, "get_max_memory", _max_memory),

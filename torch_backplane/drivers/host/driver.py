@@ -3,7 +3,7 @@
 Operators run PyTorch's CPU kernels on the device's memory, without copies, in the calling thread.
 
 TORCH_BACKPLANE_HOST_DEVICES=4     the number of devices, 1 by default
-TORCH_BACKPLANE_HOST_MEMORY=2GiB   the memory limit of each device, all physical memory by default
+TORCH_BACKPLANE_HOST_MEMORY=2GiB   the memory limit of each device in a process, all physical memory by default
 TORCH_BACKPLANE_HOST_ASYNC=1       each stream executes in its own thread, like a stream of a GPU
 TORCH_BACKPLANE_HOST_DELAYS=SEED   the same, and some commands start late, so that a missing wait gives wrong results
 """
