@@ -10,6 +10,7 @@ import subprocess
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import on_opencl
@@ -209,6 +210,36 @@ def test_tensors_on_the_cpu() -> None:
         found = compiled(x.to("bp"), y, torch.tensor(scale))
         torch.testing.assert_close(found[0], x * y)
         torch.testing.assert_close(found[1].cpu(), x * scale + 1)
+
+
+CACHED = """
+import torch
+from torch._dynamo.utils import counters
+
+x = torch.randn(50, 300)
+found = torch.compile(lambda x: torch.softmax(x * 2, -1).sum(0))(x.to("bp"))
+torch.testing.assert_close(found.cpu(), torch.softmax(x * 2, -1).sum(0), rtol=1e-4, atol=1e-5)
+print(counters["inductor"]["fxgraph_cache_hit"] > 0)
+"""
+
+
+def test_graphs_are_kept_on_disk(
+    tmp_path: Path, run_forked: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Found again by another process; compiled again for another target, and if a file is damaged."""
+    on_opencl.require_platform()
+
+    def is_found(**settings: str) -> bool:
+        ran = run_forked(CACHED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCH_BACKPLANE_DRIVERS="opencl", **settings)
+        return ran.stdout == "True\n"
+
+    assert not is_found()
+    assert is_found()
+    assert not is_found(TORCH_BACKPLANE_TARGET="nvidia-ada")
+    for file in (tmp_path / "fxgraph").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"damaged")
+    assert not is_found()
 
 
 def test_two_devices() -> None:
