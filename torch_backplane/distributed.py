@@ -84,9 +84,11 @@ def _with_split(split_group: Callable[..., Any]) -> Callable[..., Any]:
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> Any:
-        parent = dist.group.WORLD if parent_pg is None else parent_pg
-        names = dist.get_backend_config(parent)
-        if f"bp:{NAME}" not in names.split(",") or not split_ranks:
+        names = ""
+        if split_ranks and dist.is_initialized():
+            parent = dist.group.WORLD if parent_pg is None else parent_pg
+            names = dist.get_backend_config(parent)
+        if not split_ranks or f"bp:{NAME}" not in names.split(","):
             return split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
         ranks = dist.get_process_group_ranks(parent)
         mine = [sorted(given) for given in split_ranks if ranks.index(dist.get_rank()) in given]

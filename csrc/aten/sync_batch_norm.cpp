@@ -21,8 +21,13 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.to(at::toOpMathType(tensor.scalar_type()));
 }
 
+void check_is_batch(const at::Tensor& batch) {
+  TORCH_CHECK_VALUE(batch.dim() >= 2, "expected at least 2D input (got ", batch.dim(), "D input)");
+}
+
 // All dimensions of a batch except the channels.
 std::vector<int64_t> reduced_dimensions(const at::Tensor& batch) {
+  check_is_batch(batch);
   std::vector<int64_t> dimensions{0};
   for (int64_t i = 2; i < batch.dim(); ++i) {
     dimensions.push_back(i);
@@ -32,6 +37,7 @@ std::vector<int64_t> reduced_dimensions(const at::Tensor& batch) {
 
 // A number per channel, as a tensor that broadcasts to the batch.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& batch) {
+  check_is_batch(batch);
   std::vector<int64_t> sizes(batch.dim(), 1);
   sizes[1] = values.numel();
   return widened(values).reshape(sizes);

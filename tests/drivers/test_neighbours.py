@@ -95,8 +95,18 @@ for options in ({}, {"device_ids": [0]}, {"device_ids": [0, 1], "output_device":
 found += [run(torch.nn.DataParallel), run(lambda: torch.nn.DataParallel(3).module), str(linear.weight.device)]
 """
 
+INDUCTOR = """
+from torch._inductor import utils
+found += [repr(utils.GPU_TYPES), repr([one for one in utils.GPU_TYPES])]
+for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "tpu", "", None):
+    found += [repr(kind in utils.GPU_TYPES), run(utils.is_gpu, kind)]
+for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+    found.append(run(utils.needs_fallback_due_to_atomic_add_limitations, dtype))
+"""
+
 DISTRIBUTED = """
 import torch.distributed as dist
+found += [run(dist.split_group), run(dist.split_group, None, [[0]]), run(dist.split_group, unknown=1)]
 
 def reduce(*args, **kwargs):
     dist.init_process_group(*args, store=dist.HashStore(), rank=0, world_size=1, **kwargs)
@@ -117,6 +127,10 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 """
 
 REPLACED = {
+    "torch._inductor.utils.GPU_TYPES": INDUCTOR,
+    "torch._inductor.utils.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
+    "torch.distributed.distributed_c10d.split_group": DISTRIBUTED,
+    "torch.distributed.split_group": DISTRIBUTED,
     "torch.distributed.distributed_c10d.init_process_group": DISTRIBUTED,
     "torch.distributed.distributed_c10d.new_group": DISTRIBUTED,
     "torch.distributed.init_process_group": DISTRIBUTED,
@@ -202,7 +216,7 @@ def test_replaced_names_are_listed() -> None:
 def answers() -> dict[str, list[list[str]]]:
     """Returns the output of each program without Backplane, with Backplane and no device, and with two devices."""
     parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL",
-             DISTRIBUTED: "DISTRIBUTED"}  # fmt: skip
+             DISTRIBUTED: "DISTRIBUTED", INDUCTOR: "INDUCTOR"}  # fmt: skip
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
         program += f"found = []\n{text}\nall[{name!r}] = found\n"

@@ -100,7 +100,8 @@ def test_commands_of_write_an_operator_run(command: str) -> None:
 # Pages whose Python blocks are complete programs → what they print. The blocks of a page also run as one program.
 PROGRAMS = {
     "first-program.md": ("bp:0", "host host", "2 0", "aten::_linalg_eigvals"),
-    "training.md": ("\n4 ", "device='bp:0'"),
+    "compile.md": (".",),
+    "training.md": ("\n4 ",),
     "several-devices.md": (".",),
     "memory.md": ("PyTorch bp memory summary",),
     "debugging.md": ("add_", "called a synchronizing bp operation", "injected fault in allocate", "'allocate': "),

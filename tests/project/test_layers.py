@@ -28,7 +28,7 @@ PACKAGE = {
     "conformance": {"_C", "drivers", "sanitizer"},
     "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
     "memory_plot": set(),
-    "integrations": {"accelerator"},
+    "integrations": {"accelerator", "distributed"},
     "as_cuda": {"_C", "accelerator", "backends"},
     "testing": {"_C"},
     "cli": {

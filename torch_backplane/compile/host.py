@@ -159,6 +159,8 @@ def _on_cpu(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != "bp":
         return value
     with value.fake_mode:  # type: ignore[attr-defined]
+        if value.numel() == 0:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         size = value.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
         base = torch.empty(size, dtype=value.dtype, device="cpu")
         return base.as_strided(value.shape, value.stride(), value.storage_offset())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
+from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 
 
 class _GpuTypes(list[str]):
@@ -29,10 +30,6 @@ def treat_as_gpu(utils: ModuleType) -> None:
     utils.GPU_TYPES = _GpuTypes(utils.GPU_TYPES)  # type: ignore[attr-defined]
 
 
-# The dtypes of atomic additions in kernels (kernel_functions.ATOMIC_ADD).
-ATOMIC_DTYPES = frozenset({torch.float32, torch.int32})
-
-
 def avoid_missing_atomics(module: ModuleType) -> None:
     """Lets graphs on bp call PyTorch's operator for additions at indices in other dtypes than ATOMIC_DTYPES.
 
@@ -44,7 +41,7 @@ def avoid_missing_atomics(module: ModuleType) -> None:
     def decide(dtype: torch.dtype) -> bool:
         from torch._inductor.virtualized import V
 
-        if "bp" in V.graph.device_types and dtype not in ATOMIC_DTYPES:
+        if "bp" in getattr(V.graph, "device_types", ()) and dtype not in ATOMIC_DTYPES:
             return True
         return needs_fallback(dtype)
 

@@ -29,10 +29,11 @@ from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from torch_backplane.compile import formulas, kernel_functions, reductions
+from torch_backplane.compile.formulas import computed_in, traced
 from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
-from torch_backplane.compile.inductor import ATOMIC_DTYPES
+from torch_backplane.compile.kernel_functions import ATOMIC_ADD, ATOMIC_DTYPES, RANDOM, REPORTS
 from torch_backplane.compile.operations import Operations
+from torch_backplane.compile.reductions import Reduction, reduction
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
@@ -167,13 +168,13 @@ class GraphKernel(SIMDKernel[Variable]):
         if any(isinstance(one, float) for one in numbers):
             dtypes.append(torch.promote_types(dtypes[0], torch.float32) if dtypes else torch.float32)
         if name not in ("ldexp",) and dtypes:
-            common = formulas.computed_in(name, dtypes)
+            common = computed_in(name, dtypes)
             operands = [*operands[:first], *(self.cast(one, common) for one in operands[first:])]
         if name == "where":
             operands = [self.cast(operands[0], torch.bool), *operands[1:]]
         given = [one for one in operands if isinstance(one, Variable)]
         literals = tuple(None if isinstance(one, Variable) else one for one in operands)
-        program = formulas.traced(name, tuple(one.dtype for one in given), literals)
+        program = traced(name, tuple(one.dtype for one in given), literals)
         results = self.emit(program, given)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -319,7 +320,7 @@ class GraphKernel(SIMDKernel[Variable]):
         key = (src_dtype, reduction_type, value)
         if key in self.cse.reduction_cache:
             return self.cse.reduction_cache[key]
-        made = reductions.reduction(reduction_type, src_dtype, self.dialect.target.has_wide_sums)
+        made = reduction(reduction_type, src_dtype, self.dialect.target.has_wide_sums)
         self.used_dtypes |= {*made.state, torch.int64}
         number = next(self._states)
         state = [f"state{number}_{k}" for k in range(len(made.state))]
@@ -366,14 +367,14 @@ class GraphKernel(SIMDKernel[Variable]):
         lines = [f"const {one} {name}_next = {value};" for one, name, value in zip(types, names, values, strict=True)]
         return [*lines, *(f"{place} = {name}_next;" for place, name in zip(places or names, names, strict=True))]
 
-    def _combine_lanes(self, made: reductions.Reduction, state: Sequence[str], combined: Program, number: int) -> None:
+    def _combine_lanes(self, made: Reduction, state: Sequence[str], combined: Program, number: int) -> None:
         """Statements after the loop: the partial states of the work item, combined one after another."""
         other = [f"{name}_lanes[lane]" for name in state]
         lines, results = statements(combined, self.dialect, [*state, *other], f"l{number}_")
         step = [*(line.strip() for line in lines), *self._assignments(made.state, state, results)]
         self.after_loop.writelines([f"for (int lane = 0; lane < {self.lanes}; ++lane) {{", *step, "}"])
 
-    def _combine_team(self, made: reductions.Reduction, state: Sequence[str], combined: Program, number: int) -> None:
+    def _combine_team(self, made: Reduction, state: Sequence[str], combined: Program, number: int) -> None:
         """Statements after the loop: the states of all work items of the group, combined in a tree."""
         arrays = []
         for k, dtype in enumerate(made.state):
@@ -553,11 +554,11 @@ class GraphKernel(SIMDKernel[Variable]):
         if "floor_div" in text or "floor_mod" in text:
             parts.append(FUNCTIONS)
         if "ATOMIC_ADD" in text:
-            parts.append(kernel_functions.ATOMIC_ADD)
+            parts.append(ATOMIC_ADD)
         if self.reports_errors:
-            parts.append(kernel_functions.REPORTS)
+            parts.append(REPORTS)
         if self.draws:
-            parts.append(kernel_functions.RANDOM)
+            parts.append(RANDOM)
         types = {"uint64": dialect.type(torch.uint64), "int64": dialect.type(torch.int64)}
         return re.sub(r"\bu?int64\b", lambda match: types[match[0]], "\n".join(parts))
 

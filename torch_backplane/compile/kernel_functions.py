@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from torch_backplane.kernels.templates import errors
+
+# The dtypes of ATOMIC_ADD.
+ATOMIC_DTYPES = frozenset({torch.float32, torch.int32})
 
 ATOMIC_ADD = """\
 #define ATOMIC_ADD(place, value, type, add) { \\

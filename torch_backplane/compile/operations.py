@@ -11,7 +11,7 @@ from torch._inductor.codegen.common import IndentedBuffer, OpOverrides
 from torch._inductor.utils import sympy_index_symbol
 from torch._inductor.virtualized import V
 
-from torch_backplane.compile import formulas
+from torch_backplane.compile.formulas import FORMULAS, TO_INTEGER
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
@@ -108,13 +108,13 @@ def _formula_method(name: str) -> Callable[..., Any]:
 
 def _rounding_method(name: str) -> Callable[..., Any]:
     def method(x: Variable, dtype: torch.dtype) -> Variable:
-        return V.kernel.cast(V.kernel.compute_formula(formulas.TO_INTEGER[name], (x,)), dtype)
+        return V.kernel.cast(V.kernel.compute_formula(TO_INTEGER[name], (x,)), dtype)
 
     method.__name__ = name
     return staticmethod(method)
 
 
-for _name in formulas.FORMULAS:
+for _name in FORMULAS:
     setattr(Operations, _name, _formula_method(_name))
-for _name in formulas.TO_INTEGER:
+for _name in TO_INTEGER:
     setattr(Operations, _name, _rounding_method(_name))
