@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "support"), str(HERE / "sweeps")]
+# Tests of other folders use a driver of tests/drivers/.
+sys.path[:0] = [str(HERE / one) for one in ("support", "sweeps", "drivers")]
 
 import covering  # noqa: E402
 import forked  # noqa: E402
