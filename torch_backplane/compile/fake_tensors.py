@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+from torch._prims_common import suggest_memory_format
 
 
 def install(fake_impls: ModuleType) -> None:
@@ -31,8 +30,9 @@ def _with_layout(fake: Callable[..., Any]) -> Callable[..., Any]:
             return found
         position = 1 if func is torch.ops.aten.convolution_backward.default else 0
         operands = args[position : position + 2]
-        layout = next((one for one in map(_channels_last, operands) if one is not None), None)
-        if layout is None:
+        layouts = (suggest_memory_format(one) for one in operands)
+        layout = next((one for one in layouts if one != torch.contiguous_format), torch.contiguous_format)
+        if layout == torch.contiguous_format:
             return found
         with mode:
             if not isinstance(found, tuple):
@@ -41,11 +41,3 @@ def _with_layout(fake: Callable[..., Any]) -> Callable[..., Any]:
             return (*both, found[2])
 
     return convolution
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.memory_format | None:
-    """The channels-last format of a tensor that has it and not the contiguous one."""
-    layout = _CHANNELS_LAST.get(tensor.dim())
-    if layout is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=layout):
-        return None
-    return layout

@@ -39,8 +39,7 @@ class IndexPrinter(ExprPrinter):
         return f"floor_mod({self._print(a)}, {self._print(b)})"
 
     def _print_Mod(self, expr: Any) -> str:
-        a, b = expr.args
-        return f"({self._operand(a)} % {self._operand(b)})"
+        return self._infix("%", expr)
 
     def _print_Min(self, expr: Any) -> str:
         return self._extremum(expr.args, "<")
@@ -60,10 +59,13 @@ class IndexPrinter(ExprPrinter):
         return f"({condition} ? {a} : {b})"
 
     def _print_And(self, expr: Any) -> str:
-        return "(" + " && ".join(self._operand(one) for one in expr.args) + ")"
+        return self._infix("&&", expr)
 
     def _print_Or(self, expr: Any) -> str:
-        return "(" + " || ".join(self._operand(one) for one in expr.args) + ")"
+        return self._infix("||", expr)
+
+    def _infix(self, sign: str, expr: Any) -> str:
+        return "(" + f" {sign} ".join(self._operand(one) for one in expr.args) + ")"
 
     def _print_Not(self, expr: Any) -> str:
         return f"!({self._print(expr.args[0])})"
@@ -73,12 +75,10 @@ class IndexPrinter(ExprPrinter):
         return f"({a} < 0 ? -{a} : {a})"
 
     def _print_LShift(self, expr: Any) -> str:
-        a, b = expr.args
-        return f"({self._operand(a)} << {self._operand(b)})"
+        return self._infix("<<", expr)
 
     def _print_RShift(self, expr: Any) -> str:
-        a, b = expr.args
-        return f"({self._operand(a)} >> {self._operand(b)})"
+        return self._infix(">>", expr)
 
     def _print_PowByNatural(self, expr: Any) -> str:
         base, exponent = expr.args

@@ -89,7 +89,8 @@ def register(common: ModuleType) -> None:
         """The text of device operations in wrappers."""
 
         def import_get_raw_stream_as(self, name: str) -> str:
-            return f"from torch_backplane.compile.runtime import raw_stream as {name}"
+            module = "torch_backplane.compile.device_interface"
+            return f"from {module} import BpInterface; {name} = BpInterface.get_raw_stream"
 
         def set_device(self, device_idx: int) -> str:
             return f"torch.bp.set_device({device_idx})"

@@ -40,6 +40,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.element import loop_statements, statements
 from torch_backplane.kernels.expression import Program, constant, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
+from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.spelling import macros
 from torch_backplane.planning.launch import dialect_of
 
@@ -293,8 +294,8 @@ class GraphKernel(SIMDKernel[Variable]):
         limit = self.index_to_str(size)
         integer = self.dialect.type(torch.int64)
         self.used_dtypes.add(torch.int64)
-        text = f"checked_index(errors, error_operator, ({integer}){index}, ({integer})({limit}))"
-        var = self.declare(f"({self.dialect.type(torch.int64)}){text}", torch.int64)
+        text = f"or_first(checked_index(errors, error_operator, ({integer}){index}, ({integer})({limit})))"
+        var = self.declare(text, torch.int64)
         var.bounds = ValueRanges(0, torch.iinfo(torch.int64).max)
         return var
 
@@ -558,7 +559,7 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.reports_errors:
             parts.append(REPORTS)
         if self.draws:
-            parts.append(RANDOM)
+            parts += ["typedef float value_t;", scalar_words(dialect, torch.float32), RANDOM]
         types = {"uint64": dialect.type(torch.uint64), "int64": dialect.type(torch.int64)}
         return re.sub(r"\bu?int64\b", lambda match: types[match[0]], "\n".join(parts))
 
