@@ -96,12 +96,14 @@ found += [run(torch.nn.DataParallel), run(lambda: torch.nn.DataParallel(3).modul
 """
 
 INDUCTOR = """
-from torch._inductor import utils
+from torch._inductor import lowering, utils
 found += [repr(utils.GPU_TYPES), repr([one for one in utils.GPU_TYPES])]
 for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "tpu", "", None):
     found += [repr(kind in utils.GPU_TYPES), run(utils.is_gpu, kind)]
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
     found.append(run(utils.needs_fallback_due_to_atomic_add_limitations, dtype))
+    found.append(run(lowering.needs_fallback_due_to_atomic_add_limitations, dtype))
+found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).tolist()))
 """
 
 DISTRIBUTED = """
@@ -127,6 +129,9 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 """
 
 REPLACED = {
+    "torch._inductor.compile_fx.compile_fx": INDUCTOR,
+    "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
+    "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,
     "torch._inductor.utils.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch.distributed.distributed_c10d.split_group": DISTRIBUTED,
@@ -160,7 +165,8 @@ COMPARE = """
 import json, sys, types, warnings
 warnings.simplefilter("ignore")
 import torch, torch.multiprocessing, torch.fx, torch.distributed, torch.utils.dlpack, torch.nn.parallel
-import torch.serialization, torch._utils, torch.utils.data, torch._dynamo, torch._inductor
+import torch.serialization, torch._utils, torch.utils.data, torch._dynamo
+import torch._inductor.compile_fx
 
 def train(device):
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 4))
