@@ -130,7 +130,7 @@ documented := torch_backplane/__init__.py torch_backplane/accelerator torch_back
 lint: $(ready) ## check style, types, formatting, spelling, prose, pages
 	$(python) -m ruff check .
 	$(python) -m ruff check --select D --ignore D105,D107,D417 --config 'lint.pydocstyle.convention="google"' $(documented)
-	$(python) -m mypy
+	$(python) -m mypy --no-incremental # its cache hides errors about decorated attributes of PyTorch
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
 	$(VENV)/bin/codespell $$(git ls-files)
 	$(python) tools/prose.py

@@ -26,6 +26,7 @@ from torch._inductor.codegen.common import DeferredLine, IndentedBuffer
 from torch._inductor.codegen.simd import IterationRangesEntry, SIMDKernel
 from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
 from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.utils import prefix_is_reduction
 from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -235,7 +236,7 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def _depends_on_reduction(self, index: sympy.Expr) -> bool:
         return any(
-            symbol in self.range_tree_nodes and self.range_tree_nodes[symbol].root.is_reduction
+            symbol in self.range_tree_nodes and prefix_is_reduction(self.range_tree_nodes[symbol].root.prefix)
             for symbol in index.free_symbols
         ) or any(str(symbol).startswith("r0_") for symbol in index.free_symbols)
 
@@ -462,7 +463,8 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def _kept_trees(self) -> list[Any]:
         """The dimensions of the iteration space that are not reduced, innermost first."""
-        return sorted((tree for tree in self.range_trees if not tree.is_reduction), key=lambda tree: tree.prefix)
+        trees = (tree for tree in self.range_trees if not prefix_is_reduction(tree.prefix))
+        return sorted(trees, key=lambda tree: tree.prefix)
 
     def _dynamic_trees(self) -> list[Any]:
         return [tree for tree in self.range_trees if not isinstance(tree.numel, (int, sympy.Integer))]
