@@ -5,6 +5,8 @@ Inductor generates code from these descriptions. PyTorch's `CrossRefFakeMode` co
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,3 +55,33 @@ def test_descriptions_are_those_of_results(name: str) -> None:
             compare(name)
     else:
         compare(name)
+
+
+NEEDS_GRADIENTS = """
+import torch
+from torch._subclasses import FakeTensorMode
+
+with FakeTensorMode():
+    for device in ("bp", "bp:0", "bp:9"):
+        weight = torch.ones(4, 3, device=device, requires_grad=True)
+        result = torch.nn.functional.linear(torch.ones(2, 3, device=device), weight).sum()
+        print(result.device, result.grad_fn.name())
+"""
+
+
+@pytest.mark.parametrize("drivers", ["host", "opencl"])
+def test_fake_tensors_may_be_on_devices_that_do_not_exist(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], drivers: str
+) -> None:
+    # Without an OpenCL implementation there is no device at all.
+    done = run_python(NEEDS_GRADIENTS, TORCH_BACKPLANE_DRIVERS=drivers, OCL_ICD_VENDORS="/nonexistent")
+    lines = [f"{device} SumBackward0" for device in ("bp:0", "bp:0", "bp:9")]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
+def test_streams_of_devices_that_do_not_exist_cannot_be_used() -> None:
+    beyond = torch.bp.device_count()
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.bp.current_stream(beyond)
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.accelerator.set_stream(torch.accelerator.current_stream(beyond))
