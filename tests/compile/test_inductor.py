@@ -93,6 +93,42 @@ def test_reductions(name: str) -> None:
     check(function, arguments, tolerance=1e-4)
 
 
+def _scaled_columns(x: torch.Tensor, index: torch.Tensor, added: torch.Tensor) -> Any:
+    """Two dependent reductions of columns, indexing and an in-place operation."""
+    largest = x.amax(0)
+    added.add_(x.mean(0) * 2)
+    near = (x - largest + added[index]).exp()
+    return near / near.sum(0), largest + 1, added * largest
+
+
+COLUMNS: dict[str, tuple[Callable[..., Any], Callable[[int, int], list[Any]]]] = {
+    "sums": (lambda x, y: ((x * 2).sum(0), (x + y).sum(0), y * 3), lambda m, n: [torch.randn(m, n), torch.randn(n)]),
+    "softmax": (lambda x: torch.softmax(x * 2, 0), lambda m, n: [torch.randn(m, n)]),
+    "variances": (lambda x: torch.var_mean(x, 0), lambda m, n: [torch.randn(m, n) + 5]),
+    "positions": (lambda x: (x.argmax(0), x.argmin(0), x.any(0)), lambda m, n: [torch.randint(-5, 5, (m, n)).float()]),
+    "integers": (lambda x: (x.sum(0), x.amax(0) * 2), lambda m, n: [torch.randint(-9, 9, (m, n), dtype=torch.int32)]),
+    "rows too": (lambda x: (x.sum(0), x.sum(1), x.t().contiguous()), lambda m, n: [torch.randn(m, n)]),
+    "dependent": (
+        _scaled_columns,
+        lambda m, n: [torch.randn(m, n), torch.randint(0, n, (n,)), torch.randn(n)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_reductions_of_columns(name: str) -> None:
+    function, arguments = COLUMNS[name]
+    sizes = ((70, 37), (17, 1), (40, 15), (3, 1030), (1, 200), (300, 64))
+    check(function, arguments(300, 64), tolerance=1e-4)
+    check(function, *(arguments(*one) for one in sizes), tolerance=1e-4, dynamic=True)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 999_983])
+def test_reductions_to_few_results_are_split(size: int) -> None:
+    check(lambda x: ((x * 2).sum(), x.amax(), x.argmax()), [torch.randn(size)], tolerance=1e-3)
+    check(lambda x: ((x * 2).sum(1), x.std(1), x.sum(0)), [torch.randn(2, size)], tolerance=1e-3)
+
+
 TEAMS = """
 import torch
 import torch.nn.functional as F
@@ -107,6 +143,8 @@ check(lambda x: torch.var_mean(x, 1), torch.randn(7, 3000) + 5)
 check(lambda x: (x.argmax(-1), x.argmin(0), x.amax(1), (x > 2).any(1)), torch.randint(-5, 5, (64, 100)).float())
 check(lambda x, w: F.layer_norm(x, (777,), w).sum(0), torch.randn(33, 777), torch.randn(777))
 check(lambda x: (x * x).sum(), torch.randn(1 << 18))
+check(lambda x: (x.sum(0), x.amax(0), torch.softmax(x, 0)), torch.randn(500, 130))
+check(lambda x: ((x * 2).sum(0), x.std(0)), torch.randn(3000, 1030))
 compiled = torch.compile(lambda x: torch.softmax(x, -1).amax(0), dynamic=True)
 for rows, columns in ((5, 70), (100, 1000), (3, 17)):
     x = torch.randn(rows, columns)

@@ -29,9 +29,14 @@ class CompilerProperties:
     max_threads_per_block: int  # work items in a group
     # Work items that keep a compute unit busy. Inductor divides reductions until there are about as many.
     max_threads_per_multi_processor: int
-    warp_size: int  # work items that run in lockstep; 1 where a group runs in one thread
+    # Work items that run in lockstep. Inductor gives each at least as many elements of a divided reduction.
+    warp_size: int
     L2_cache_size: int  # bytes; 0 if unknown
     capability: str  # identifies what generated code depends on
+
+
+# The warp size of devices whose groups run in one thread: Inductor's unit for dividing reductions.
+_ELEMENTS_OF_THREADS = 32
 
 
 def _properties(index: int) -> CompilerProperties:
@@ -47,7 +52,7 @@ def _properties(index: int) -> CompilerProperties:
         multi_processor_count=target.compute_units,
         max_threads_per_block=target.max_group_size,
         max_threads_per_multi_processor=target.enough_groups * target.group_size // target.compute_units,
-        warp_size=max(target.subgroup_size, target.group_multiple) if target.simt else target.subgroup_size,
+        warp_size=max(target.subgroup_size, target.group_multiple) if target.simt else _ELEMENTS_OF_THREADS,
         L2_cache_size=target.cache_bytes,
         capability=_capability(index, target),
     )

@@ -1,15 +1,18 @@
 """Writes the kernels of compiled graphs: Inductor's scheduler nodes as one kernel in the device's dialect.
 
-There are three forms:
+There are four forms:
 
 - Elementwise: a work item computes one element of an iteration space with one or two dimensions.
 - Reduction by threads: a work item reduces all elements of a result, one after another. Adjacent work items have
   adjacent results.
 - Reduction by teams: the work items of a group share a result. Each reduces every TEAM-th element, and a tree in local
   memory combines their states.
+- Reduction by tiles: a work item reduces the elements of several adjacent results. It executes each section for all of
+  them before it goes on.
 
 A kernel that reduces has sections: loops over the reduced elements, and statements outside of loops, which every work
-item of a team executes and whose stores only the first one does.
+item of a team executes and whose stores only the first one does. With tiles, each section begins with all earlier
+statements outside of loops, and stores outside of loops come last.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ from torch._inductor import ir
 from torch._inductor.codegen.common import DeferredLine, IndentedBuffer
 from torch._inductor.codegen.simd import IterationRangesEntry, SIMDKernel
 from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
-from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.utils import prefix_is_reduction
 from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -34,6 +36,7 @@ from torch_backplane.compile.formulas import computed_in, traced
 from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
 from torch_backplane.compile.kernel_functions import ATOMIC_ADD, ATOMIC_DTYPES, RANDOM, REPORTS
 from torch_backplane.compile.operations import Operations
+from torch_backplane.compile.reduction_form import choose_form
 from torch_backplane.compile.reductions import Reduction, reduction
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Dialect, Value
@@ -44,13 +47,6 @@ from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.spelling import macros
 from torch_backplane.planning.launch import dialect_of
-
-# Reductions of fewer elements run by threads.
-_SHORT = 16
-# With at least this many results, reductions along columns run by threads.
-_MANY = 1024
-# The number of partial states of a work item on targets where it fills vector registers itself.
-_LANES = 16
 
 
 class GraphKernel(SIMDKernel[Variable]):
@@ -71,39 +67,13 @@ class GraphKernel(SIMDKernel[Variable]):
         self.draws = False
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
-        self.team = self._choose_team()
-        self.lanes = self._choose_lanes()
+        self.team, self.lanes, self.tile = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
+        # Statements outside of loops, and their stores if they come last.
+        self.outside = self.body if self.tile == 1 else IndentedBuffer()
+        self.last_stores = IndentedBuffer()
         if not self.dialect.target.simt:
             # CPU compilers see that work items access adjacent elements only where indices cannot wrap.
             self._index_dtype = torch.int64
-
-    def _choose_team(self) -> int:
-        """The number of work items that share a result; 1: threads."""
-        if not self.features.is_reduction():
-            return 1
-        sizes = V.graph.sizevars
-        numel, rnumel = (
-            sizes.optimization_hint(one, fallback=_MANY)
-            for one in (self.features.numel, self.features.reduction_numel)
-        )
-        team = self.dialect.target.team_size
-        if team == 1 or rnumel < _SHORT:
-            return 1
-        if self.features.get_reduction_hint() == ReductionHint.OUTER and numel >= _MANY:
-            return 1
-        wanted = 256 if rnumel >= 2048 else team
-        team = self.dialect.target.group(wanted)
-        while team > 1 and team // 2 >= rnumel:
-            team //= 2
-        return team
-
-    def _choose_lanes(self) -> int:
-        """The number of partial states that a work item keeps of each reduction."""
-        if not self.features.is_reduction() or self.dialect.target.simt:
-            return 1
-        rnumel = V.graph.sizevars.optimization_hint(self.features.reduction_numel, fallback=_MANY)
-        is_outer = self.features.get_reduction_hint() == ReductionHint.OUTER
-        return 1 if is_outer or rnumel < 4 * _LANES else _LANES
 
     def create_cse_var(self, *given: Any, **named: Any) -> Variable:
         return Variable(*given, **named)
@@ -143,7 +113,7 @@ class GraphKernel(SIMDKernel[Variable]):
             var = self.new_variable(dtype)
             self.cse.put(key, var)
             buffer.writeline(f"const {self.dialect.type(dtype)} {var} = {text};")
-            if not self.inside_reduction or buffer is self.body:
+            if not self.inside_reduction or buffer is self.outside:
                 self.outside_loops.add(var)
         else:
             var.use_count += 1
@@ -226,7 +196,7 @@ class GraphKernel(SIMDKernel[Variable]):
         self.used_dtypes.add(dtype)
         buffer = self.loads
         if self.inside_reduction and not indirect and not self._depends_on_reduction(index) and not self._is_scoped():
-            buffer = self.body
+            buffer = self.outside
         text = self.dialect.decode(f"{pointer}[{self.index_to_str(index)}]", dtype)
         return self.declare(text, value_dtype(dtype), buffer)
 
@@ -268,7 +238,8 @@ class GraphKernel(SIMDKernel[Variable]):
             line = f"{pointer}[{place}] = {self._stored(name, value)};"
         finally:
             self.inside_reduction, self.compute = prior, compute
-        self.after_loop.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if self.team > 1 else line))
+        buffer = self.after_loop if self.tile == 1 else self.last_stores
+        buffer.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if self.team > 1 else line))
 
     def _write(self, name: str, line: str) -> None:
         once = self.features.is_reduction() and not self.inside_reduction and self.team > 1
@@ -326,13 +297,17 @@ class GraphKernel(SIMDKernel[Variable]):
         self.used_dtypes |= {*made.state, torch.int64}
         number = next(self._states)
         state = [f"state{number}_{k}" for k in range(len(made.state))]
-        partial = [f"{name}_lanes[lane]" if self.lanes > 1 else name for name in state]
+        states = max(self.lanes, self.tile)
+        partial = [f"{name}_lanes[lane]" if states > 1 else name for name in state]
         for name, kept, identity in zip(state, made.state, made.identity, strict=True):
             kind, begin = self.dialect.type(kept), self.dialect.constant(identity, kept)
-            self.body.writeline(f"{kind} {name} = {begin};")
-            if self.lanes > 1:
-                fill = f"for (int lane = 0; lane < {self.lanes}; ++lane) {name}_lanes[lane] = {begin};"
-                self.body.writeline(f"{kind} {name}_lanes[{self.lanes}]; {fill}")
+            if self.tile == 1:
+                self.body.writeline(f"{kind} {name} = {begin};")
+            else:
+                self.after_loop.writeline(f"const {kind} {name} = {name}_lanes[lane];")
+            if states > 1:
+                fill = f"for (int lane = 0; lane < {states}; ++lane) {name}_lanes[lane] = {begin};"
+                self.body.writeline(f"{kind} {name}_lanes[{states}]; {fill}")
         position = Value("r0_position", torch.int64)
         given = [Value(str(one), one.dtype) for one in values]
         start = trace(made.start, [*(one.dtype for one in given), torch.int64])
@@ -408,7 +383,7 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def codegen_iteration_ranges_entry(self, entry: IterationRangesEntry) -> None:
         line = f"const {self.index_dtype} {entry.name} = {self.kexpr(self.rename_indexing(entry.expr))};"
-        (self.indexing_code if entry.root.is_loop else self.body).writeline(line)
+        (self.indexing_code if entry.root.is_loop else self.outside).writeline(line)
 
     def codegen_body(self) -> None:
         if not (self.indexing_code or self.loads or self.compute or self.stores or self.after_loop):
@@ -416,10 +391,11 @@ class GraphKernel(SIMDKernel[Variable]):
         loops = [tree for tree in self.range_trees if tree.is_loop]
         if self.inside_reduction and loops:
             (tree,) = loops
+            earlier = (self.outside,) if self.tile > 1 else ()
             for head in self._loop_heads(f"{tree.prefix}index", self._numel(tree)):
                 self.body.writeline(head)
                 with self.body.indent():
-                    for part in (self.indexing_code, self.loads, self.compute, self.stores):
+                    for part in (*earlier, self.indexing_code, self.loads, self.compute, self.stores):
                         self.body.splice(part)
                 self.body.writeline("}")
             self.cse.invalidate(self.outside_loops)  # type: ignore[arg-type]
@@ -427,21 +403,27 @@ class GraphKernel(SIMDKernel[Variable]):
             for node in self.range_tree_nodes.values():
                 if node.root is tree:
                     node.cache_clear()
-            self.body.splice(self.after_loop)
         else:
             stores_once = self.features.is_reduction() and self.team > 1 and bool(self.stores)
             for part in (self.indexing_code, self.loads, self.compute):
-                self.body.splice(part)
+                self.outside.splice(part)
             if stores_once:  # other work items may still read what the first one overwrites
                 self.body.writeline("BARRIER;")
-            self.body.splice(self.stores)
-            self.body.splice(self.after_loop)
+            (self.body if self.tile == 1 else self.last_stores).splice(self.stores)
+        self.outside.splice(self.after_loop)
         for part in (self.indexing_code, self.loads, self.compute, self.stores, self.after_loop):
             part.clear()
 
     def _loop_heads(self, index: str, numel: str) -> Iterator[str]:
         """The heads of the loops over the reduced elements. `lane` is the partial state that an element belongs to."""
         kind, first, lanes = self.index_dtype, f"{index}_first", self.lanes
+        if self.tile > 1:
+            loop = f"for ({kind} {index} = 0; {index} < {numel}; ++{index})"
+            if self._has_partial_tiles():
+                yield f"if (results < {self.tile}) {loop} {self._tile_head('results')}"
+            # Compilers vectorize the inner loop, as its length is a constant.
+            yield f"if (results == {self.tile}) {loop} {self._tile_head(str(self.tile))}"
+            return
         if lanes == 1:
             begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
             yield f"for ({kind} {index} = {begin}; {index} < {numel}; {index} += {step}) {{"
@@ -453,6 +435,17 @@ class GraphKernel(SIMDKernel[Variable]):
         )
         if not numel.isdigit() or int(numel) % lanes:
             yield f"for ({kind} {index} = {numel} / {lanes} * {lanes}, lane = 0; {index} < {numel}; ++{index}) {{"
+
+    def _has_partial_tiles(self) -> bool:
+        numel = self._numel(self._kept_trees()[0])
+        return not numel.isdigit() or int(numel) % self.tile != 0
+
+    def _tile_head(self, results: str) -> str:
+        """The head of a loop over the results of a tile."""
+        index = f"{self._kept_trees()[0].prefix}index"
+        return (
+            f"for (int lane = 0; lane < {results}; ++lane) {{ const {self.index_dtype} {index} = {index}_first + lane;"
+        )
 
     def _numel(self, tree: Any) -> str:
         if isinstance(tree.numel, (int, sympy.Integer)):
@@ -481,6 +474,8 @@ class GraphKernel(SIMDKernel[Variable]):
             f"    parameters=[{', '.join(roles)}],",
             f"    local_bytes={kernel.local_bytes!r},",
             f"    team={self.team!r},",
+            f"    tile={self.tile!r},",
+            f"    reduces={self.features.is_reduction()!r},",
             f"    reports_errors={self.reports_errors!r},",
             f"    error_texts={self.error_texts!r},",
             f"    device={V.graph.get_current_device_or_throw().index!r},",
@@ -527,6 +522,12 @@ class GraphKernel(SIMDKernel[Variable]):
             self.used_dtypes.add(dtype)
             parameters.append(Parameter("scalar", dtype, len(parameters)))
             declared.append(f"const {dialect.storage_type(dtype)} {number}")
+        if self.tile > 1:
+            self.body.writeline(self._tile_head("results"))
+            with self.body.indent():
+                self.body.splice(self.outside)
+                self.body.splice(self.last_stores)
+            self.body.writeline("}")
         body = [*pointers, *self.shared.values(), *self._work_item(), *self.body.getvalue().splitlines()]
         body = [line if line.startswith("  ") and line in pointers else f"  {line}" for line in body]
         functions = self._functions("\n".join(body))
@@ -546,6 +547,12 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.team > 1:
             assert len(kept) == 1
             yield f"const {index} {kept[0].prefix}index = ({index})GROUP;"
+            return
+        if self.tile > 1:
+            first, numel = f"{kept[0].prefix}index_first", self._numel(kept[0])
+            yield f"const {index} {first} = ({index})({dialect.global_index(wide)}) * {self.tile};"
+            yield f"if ({first} >= {numel}) return;"
+            yield f"const int results = (int)({numel} - {first} < {self.tile} ? {numel} - {first} : {self.tile});"
             return
         for tree, text in zip(kept, (dialect.global_index(wide), dialect.global_row(wide)), strict=False):
             yield f"const {index} {tree.prefix}index = ({index})({text});"

@@ -28,6 +28,8 @@ class GraphKernel:
         text: the whole text, in the device's dialect.
         parameters: "input" and "output" for buffers, then the dtypes of numbers.
         team: work items that share a result of a reduction; 1 if a work item computes a result alone.
+        tile: adjacent results that a work item computes.
+        reduces: whether work items reduce elements.
         local_bytes: bytes of local memory per group.
         reports_errors: whether the last buffer is for errors.
         error_texts: the messages of assertions in the kernel.
@@ -38,6 +40,8 @@ class GraphKernel:
     text: str
     parameters: Sequence[Any]
     team: int
+    tile: int
+    reduces: bool
     local_bytes: int
     reports_errors: bool
     error_texts: Sequence[str]
@@ -73,7 +77,8 @@ class GraphKernel:
             return
         target = dialect_of(self.device).target
         if len(sizes) == 1:
-            launch(self.kernel, tensors, numbers, sizes, [target.element_group_size])
+            along = target.small_group(4) if self.reduces else target.element_group_size
+            launch(self.kernel, tensors, numbers, [-(-sizes[0] // self.tile)], [along])
             return
         group = target.row_group(sizes[0], sizes[1], False)
         launch(self.kernel, tensors, numbers, sizes, group)

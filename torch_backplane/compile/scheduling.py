@@ -24,7 +24,7 @@ class GraphScheduling(SIMDScheduling):
 
     @classmethod
     def get_backend_features(cls, device: torch.device) -> OrderedSet[BackendFeature]:
-        return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.REDUCE_TO_SINGLE_ELEMENT])
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS])
 
     def can_fuse(self, node1: Any, node2: Any) -> bool:
         """As for other devices, if the fused kernel has no more arguments than the device takes."""
