@@ -240,6 +240,36 @@ def test_mutated_inputs_and_views() -> None:
         assert same.data_ptr() == y.data_ptr()
 
 
+def _views(x: torch.Tensor, y: torch.Tensor) -> Any:
+    doubled = x * 2
+    first, second = doubled.split(2, 1)
+    return x[:, 1:3], x.t(), x.view(torch.int32), first, y.add_(1), second, doubled.flatten()[3:], y[1:], 7
+
+
+def test_results_that_share_memory() -> None:
+    compiled = torch.compile(_views)
+    for rows in (4, 6, 4, 6):
+        x, y = torch.randn(rows, 4), torch.randn(rows + 1)
+        given = on_bp([x, y])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*may not alias.*")
+            found, expected = compiled(*given), _views(x, y)
+        torch.testing.assert_close(found, expected, check_device=False)
+        assert [one.untyped_storage().data_ptr() for one in found[:3]] == [given[0].untyped_storage().data_ptr()] * 3
+        assert found[4].data_ptr() == given[1].data_ptr() == found[7].data_ptr() - 4
+        assert found[5].data_ptr() - found[3].data_ptr() == 8
+        assert found[5].untyped_storage().data_ptr() == found[6].untyped_storage().data_ptr()
+
+
+def test_linear_layers_in_training_do_not_warn() -> None:
+    layer, x = nn.Linear(3, 5).to("bp"), torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*may not alias.*")
+        for _ in range(3):
+            torch.compile(layer)(x.to("bp")).sum().backward()
+    torch.testing.assert_close(layer.weight.grad.cpu(), 3 * x.sum(0).expand(5, 3))
+
+
 def test_tensors_on_the_cpu() -> None:
     x = torch.randn(5)
     compiled = torch.compile(lambda x, y, scale: (x.cpu() * y, x * scale + 1))
