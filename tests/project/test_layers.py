@@ -39,8 +39,8 @@ PACKAGE = {
 }
 # Tools: programs load them only on request.
 TOOLS = {
-    "as_cuda", "audit", "cli", "compile_report", "conformance", "integrations", "interpreter", "memory_plot", "sanitizer",
-    "testing",
+    "as_cuda", "audit", "cli", "compile_report", "conformance", "integrations", "interpreter", "memory_plot",
+    "sanitizer", "testing",
 }  # fmt: skip
 
 

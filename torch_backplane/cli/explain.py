@@ -129,7 +129,7 @@ def _compilation(one: Compilation) -> Iterator[str]:
 def _graph(graph: Graph) -> Iterator[str]:
     kernels, operators = (sum(one.kind == kind for one in graph.steps) for kind in ("kernel", "operator"))
     devices = ", ".join(graph.devices)
-    target = f", compiled for {graph.compiled_for}" if graph.compiled_for not in devices else ""
+    target = f", compiled for {graph.compiled_for}" if graph.compiled_for else ""
     compiled, unfused = graph.compiled_bytes, graph.unfused_bytes
     more = f" ({unfused / compiled:.1f} times)" if compiled else ""
     yield ""

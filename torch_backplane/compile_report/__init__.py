@@ -47,7 +47,7 @@ class Graph:
     Args:
         kind: "inference", "forward" or "backward".
         devices: the devices of its tensors.
-        compiled_for: the device that the kernels are for, such as "cpu" for a graph on host devices.
+        compiled_for: the device that the kernels are for, if it is another one: "cpu" for graphs on host devices.
         steps: in the order in which a call runs them.
         compiled_bytes: bytes that all steps read and write.
         unfused_bytes: bytes that they would read and write without fusion (`graphs.unfused_bytes`).
@@ -55,7 +55,7 @@ class Graph:
 
     kind: str
     devices: list[str]
-    compiled_for: str
+    compiled_for: str | None
     inputs: list[str]
     outputs: list[str]
     buffers: dict[str, Buffer]

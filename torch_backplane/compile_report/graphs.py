@@ -86,7 +86,7 @@ def _moved_by(node: torch.fx.Node) -> int:
 
 
 def unfused_bytes(graph: torch.fx.Graph) -> int:
-    """The bytes that a graph reads and writes if each node is a kernel of its own.
+    """The bytes that a graph reads and writes if each node is a separate kernel.
 
     `graph` is the one that Inductor compiles (the post-grad graph). Each node that is not a view reads its tensors and
     writes its results. One that looks up (`embedding`, `index`, `gather`) reads as many elements as it returns. Copies
@@ -101,10 +101,15 @@ def unfused_bytes(graph: torch.fx.Graph) -> int:
 
 
 def _shape(name: str) -> tuple[torch.dtype, list[Any]] | None:
-    """The dtype and the sizes of a buffer; None if it is no tensor."""
+    """The dtype and the sizes of a buffer, or of the one that it stands for being written; None if it is no tensor."""
     buffer = V.graph.try_get_buffer(name)
-    size, dtype = (buffer.maybe_get_size(), buffer.maybe_get_dtype()) if isinstance(buffer, ir.IRNode) else (None, None)
-    return None if size is None or dtype is None else (dtype, list(size))
+    if not isinstance(buffer, ir.IRNode):
+        return None
+    size, dtype = buffer.maybe_get_size(), buffer.maybe_get_dtype()
+    if size is not None and dtype is not None:
+        return dtype, list(size)
+    changed = buffer.get_mutation_names() if isinstance(buffer, ir.Buffer) else ()
+    return _shape(changed[0]) if changed else None
 
 
 def _in_bytes(accesses: dict[str, float]) -> dict[str, int]:
@@ -216,7 +221,7 @@ def describe() -> Graph:
     return Graph(
         kind="backward" if graph.is_backward else "inference" if graph.is_inference else "forward",
         devices=[str(given)] if given else sorted({str(one.device) for one in _values(list(nodes))}),
-        compiled_for=", ".join(sorted(graph.device_types)),
+        compiled_for="cpu" if given else None,
         inputs=[name for name in graph.graph_input_names if name in shapes],
         outputs=[name for name in outputs if name in shapes],
         buffers={name: _buffer(dtype, sizes) for name, (dtype, sizes) in shapes.items()},

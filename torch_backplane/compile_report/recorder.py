@@ -14,7 +14,7 @@ import torch._functorch.config
 from torch_backplane.compile.imports import when_imported
 from torch_backplane.compile_report import Compilation, GraphBreak, Report
 
-_BREAK = re.compile(r"Graph break in user code at (.+):(\d+)\n")
+_BREAK = re.compile(r"Graph break in user code at (.+):(\d+)\nGraph Break Reason: (.*)")
 _REASON = re.compile(r"^(.+)\n +Explanation: (.*)", re.MULTILINE)
 _HINT = re.compile(r"^ +Hint: (.*)", re.MULTILINE)
 
@@ -75,7 +75,7 @@ class _Recorder(logging.Handler):
         found = (one for one in reversed(self._report.compilations) if one.id == _id(facts))
         return next(found, None) or self._begin(facts)
 
-    def _begin(self, facts: dict[str, Any], _: Any = None) -> Compilation:
+    def _begin(self, facts: dict[str, Any]) -> Compilation:
         self._report.compilations.append(Compilation(_id(facts)))
         return self._report.compilations[-1]
 
@@ -93,8 +93,11 @@ class _Recorder(logging.Handler):
         self._latest(facts).graphs.append(graphs.describe())
 
     def _read_break(self, _: Any, text: str) -> None:
-        file, line = _BREAK.findall(text)[0]
-        reason, explanation = _REASON.findall(text)[0]
+        match = _BREAK.search(text)
+        if match is None:
+            raise ValueError(text.strip())
+        file, line, reason = match.groups()
+        reason, explanation = next(iter(_REASON.findall(text)), (reason, ""))
         found = GraphBreak(reason, explanation, _HINT.findall(text), file, int(line))
         for one in self._report.graph_breaks:
             if (one.reason, one.file, one.line) == (found.reason, found.file, found.line):
