@@ -202,7 +202,7 @@ def test_text_says_the_same(explained: Explained) -> None:
     assert "graphs: 9, graph breaks: 1, recompilations: 1, compiled in " in text
     assert re.search(r"\nproduct \(program.py:7, compilation \d+/0\): \d+\.\d s\n", text)
     target = "" if HAS_KERNELS else ", compiled for cpu"
-    assert f"\n  inference graph on bp:0{target}; kernel launches: 1, eager operators: 1\n" in text
+    assert f"\n  inference graph on bp:0{target}; launches: 1, eager operators: 1\n" in text
     assert "\n  bytes per call: 1.2 KiB, without fusion: 1.7 KiB (1.4 times)\n" in text
     assert re.search(rf"\n  kernel  {PREFIX}add_mul_relu_0 +160 B +128 B\n          mul, add, relu\n", text)
     assert re.search(r"\n  eager   extern_kernels\.mm +640 B +256 B\n          mm\n", text)

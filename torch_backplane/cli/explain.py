@@ -133,7 +133,7 @@ def _graph(graph: Graph) -> Iterator[str]:
     compiled, unfused = graph.compiled_bytes, graph.unfused_bytes
     more = f" ({unfused / compiled:.1f} times)" if compiled else ""
     yield ""
-    yield f"  {graph.kind} graph on {devices}{target}; kernel launches: {kernels}, eager operators: {operators}"
+    yield f"  {graph.kind} graph on {devices}{target}; launches: {kernels}, eager operators: {operators}"
     yield f"  bytes per call: {bytes_text(compiled)}, without fusion: {bytes_text(unfused)}{more}"
     yield f"{'reads':>70}{'writes':>10}"
     by_name: dict[str, list[Step]] = {}

@@ -98,7 +98,8 @@ class _Recorder(logging.Handler):
             raise ValueError(text.strip())
         file, line, reason = match.groups()
         reason, explanation = next(iter(_REASON.findall(text)), (reason, ""))
-        found = GraphBreak(reason, explanation, _HINT.findall(text), file, int(line))
+        hints = list(dict.fromkeys(_HINT.findall(text)))  # a traceback repeats them
+        found = GraphBreak(reason, explanation, hints, file, int(line))
         for one in self._report.graph_breaks:
             if (one.reason, one.file, one.line) == (found.reason, found.file, found.line):
                 one.count += 1
