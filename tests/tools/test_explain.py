@@ -227,7 +227,7 @@ def test_a_browser_draws_the_page_without_a_network(explained: Explained, tmp_pa
     assert sorted(kind for kind, _, _ in boxes) == ["kernel", "operator", "tensor", "tensor", "tensor", "tensor"]
     places = [(int(x), int(y)) for _, x, y in boxes]
     assert len(set(places)) == 6
-    assert all(abs(x - other) >= 210 or y != row for x, y in places for other, row in places if (x, y) != (other, row))
+    assert all(abs(x - other) >= 230 or y != row for x, y in places for other, row in places if (x, y) != (other, row))
     (kernel,), (product,) = ([int(y) for kind, _, y in boxes if kind == wanted] for wanted in ("kernel", "operator"))
     assert kernel < product
     assert len(re.findall("<path ", drawing[1])) == 5

@@ -149,10 +149,14 @@ def _accesses_of_operator(node: ExternKernelSchedulerNode, kind: str) -> dict[st
     return found
 
 
-def _operators(nodes: list[Any], order: dict[torch.fx.Node, int]) -> list[str]:
-    """The program's operators that IR nodes come from, in its order."""
-    origins = {one for node in nodes for one in node.node.get_origins() if one in order and one.op == "call_function"}
-    found = sorted(origins, key=order.__getitem__)
+def _operators(node: Any, order: dict[torch.fx.Node, int]) -> list[str]:
+    """The program's operators that a node of Inductor's schedule comes from, in its order."""
+    origins = {one for each in node.get_nodes() for one in each.node.get_origins() if one.op == "call_function"}
+    found = sorted(origins & order.keys(), key=order.__getitem__)
+    if isinstance(node, ExternKernelSchedulerNode):  # the others compute its arguments
+        operation: Any = node.node
+        exactly = operation.get_origin_node()
+        found = [exactly] if exactly in order else found[-1:]
     computing = [one for one in found if not _is_view(one) and not _is_copy_back(one)]
     called = [one.meta.get("original_aten") or one.target for one in computing or found]
     return list(dict.fromkeys(str(getattr(one, "overloadpacket", one)) for one in called))
@@ -166,14 +170,14 @@ def _launches() -> dict[str, tuple[int, str]]:
 
 def _step(node: Any, kernel: str, order: dict[torch.fx.Node, int]) -> Step:
     """The step that a node of Inductor's schedule is. `kernel` is the kernel's name, if it has one."""
-    operators = _operators(node.get_nodes(), order)
+    operators = _operators(node, order)
     if isinstance(node, NopKernelSchedulerNode):
         reads, writes = (dict.fromkeys(_names(node, kind), 0) for kind in ("reads", "writes"))
         return Step("none", node.get_name(), operators, reads, writes)
     if isinstance(node, ExternKernelSchedulerNode):
         reads, writes = (_in_bytes(_accesses_of_operator(node, kind)) for kind in ("reads", "writes"))
         name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
-        return Step("operator", name, operators[-1:], reads, writes)
+        return Step("operator", name, operators, reads, writes)
     reads, writes = (_in_bytes(_accesses_of_kernel(node.get_nodes(), kind)) for kind in ("reads", "writes"))
     return Step("kernel", kernel or node.get_name(), operators, reads, writes)
 
