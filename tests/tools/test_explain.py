@@ -356,7 +356,7 @@ def test_text_fits_in_80_columns() -> None:
     text = "\n".join(shown)
     assert "  a.py:7 (2 times)\n" in text
     assert f"  eager   f ×3{'3 B':>56}{'0 B':>10}\n" in text
-    assert "operators: 2, not compiled by Inductor" in text
+    assert "operators: 2, no graph from Inductor" in text
     assert "cat" not in text
     assert "\nNot recorded\n  a problem" in text
 

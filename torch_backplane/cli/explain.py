@@ -33,7 +33,7 @@ def explain(
 
     For each compiled graph: its kernels with the operators that each fuses, the operators that run as in eager PyTorch,
     and the bytes that all of these read and write, with and without fusion. Also graph breaks, recompilations, and the
-    time to compile.
+    time to compile. Graphs are compiled anew, without Inductor's cache of graphs.
 
     Options precede PROGRAM: what follows is the program's. The exit code is the program's, or 2 if it cannot be started
     or the report cannot be written. If the program fails, the report tells what was compiled until then. With --json -,
@@ -121,7 +121,7 @@ def _compilation(one: Compilation) -> Iterator[str]:
     if one.failure:
         yield from _wrapped(f"not compiled: {one.failure}", 2)
     elif not one.graphs:
-        yield f"  operators: {one.operators}, not compiled by Inductor"
+        yield f"  operators: {one.operators}, no graph from Inductor"
     for graph in one.graphs:
         yield from _graph(graph)
 
