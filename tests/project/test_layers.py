@@ -27,17 +27,21 @@ PACKAGE = {
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},
     "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
+    "compile_report": {"compile"},
     "memory_plot": set(),
     "integrations": {"accelerator", "distributed"},
     "as_cuda": {"_C", "accelerator", "backends"},
     "testing": {"_C"},
     "cli": {
-        "_C", "accelerator", "as_cuda", "audit", "conformance", "drivers", "integrations", "interpreter", "kernels",
-        "memory_plot", "tuning",
+        "_C", "accelerator", "as_cuda", "audit", "compile_report", "conformance", "drivers", "integrations",
+        "interpreter", "kernels", "memory_plot", "tuning",
     },
 }
 # Tools: programs load them only on request.
-TOOLS = {"as_cuda", "audit", "cli", "conformance", "integrations", "interpreter", "memory_plot", "sanitizer", "testing"}
+TOOLS = {
+    "as_cuda", "audit", "cli", "compile_report", "conformance", "integrations", "interpreter", "memory_plot",
+    "sanitizer", "testing",
+}  # fmt: skip
 
 
 def test_csrc_folders_are_listed() -> None:

@@ -11,6 +11,7 @@ from torch_backplane.cli.audit import audit
 from torch_backplane.cli.conformance import conformance
 from torch_backplane.cli.devices import devices
 from torch_backplane.cli.doctor import doctor
+from torch_backplane.cli.explain import explain
 from torch_backplane.cli.info import info
 from torch_backplane.cli.memory import memory
 from torch_backplane.cli.ops import ops
@@ -26,6 +27,7 @@ app = typer.Typer(
 for command in (devices, doctor, info, conformance, ops, audit, tune):
     app.command()(command)
 app.command(context_settings=CONTEXT_SETTINGS)(run)
+app.command(context_settings=CONTEXT_SETTINGS)(explain)
 app.add_typer(memory, name="memory")
 
 

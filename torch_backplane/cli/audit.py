@@ -33,7 +33,7 @@ def audit(
 
     from torch_backplane.audit.driver import LANGUAGE
     from torch_backplane.audit.run import AuditError
-    from torch_backplane.cli.console import fail, write_json
+    from torch_backplane.cli.console import check_writable, fail, write_json, write_text
     from torch_backplane.drivers.base import SettingError
     from torch_backplane.drivers.sizes import parse_size
     from torch_backplane.interpreter.language import NoCompiler
@@ -63,7 +63,7 @@ def audit(
         print(*(f"{family}: {title}" for title, family in chosen.items()), sep="\n")
         return
     for file in filter(lambda one: one not in ("", "-"), (json_file, markdown)):
-        _check_writable(file)
+        check_writable(file)
     try:
         results = _run(list(chosen), names, nbytes, console)
     except AuditError as error:
@@ -74,7 +74,7 @@ def audit(
     if json_file:
         write_json(summary | {"results": results}, json_file)
     if markdown:
-        _write(markdown, report.page(results, modelled, nbytes))
+        write_text(markdown, report.page(results, modelled, nbytes))
     _show(summary, results, console)
     raise typer.Exit(0 if summary["ok"] else 1)
 
@@ -85,33 +85,6 @@ def _titles(pattern: re.Pattern[str]) -> dict[str, str]:
     return {
         title: one.family for title, one in cases().items() if pattern.search(title) or pattern.fullmatch(one.family)
     }
-
-
-def _check_writable(file: str) -> None:
-    """Fail before the audit runs for minutes if its results could not be written."""
-    from pathlib import Path
-
-    from torch_backplane.cli.console import fail
-
-    try:
-        there = Path(file).exists()
-        with Path(file).open("a", encoding="utf-8"):
-            pass
-        if not there:
-            Path(file).unlink()
-    except OSError as error:
-        fail(f"cannot write {file}: {error}")
-
-
-def _write(file: str, text: str) -> None:
-    from pathlib import Path
-
-    from torch_backplane.cli.console import fail
-
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"cannot write {file}: {error}")
 
 
 def _run(titles: list[str], targets: list[str], nbytes: int, console: Console) -> list[dict[str, Any]]:

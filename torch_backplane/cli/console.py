@@ -23,10 +23,27 @@ def write_json(data: Any, destination: str) -> None:
     if destination == "-":
         sys.stdout.write(text)
         return
+    write_text(destination, text)
+
+
+def write_text(file: str, text: str) -> None:
+    """Write a file."""
     try:
-        Path(destination).write_text(text, encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
-        fail(f"cannot write {destination}: {error}")
+        fail(f"cannot write {file}: {error}")
+
+
+def check_writable(file: str) -> None:
+    """Fail before a command runs for minutes if its results could not be written."""
+    try:
+        there = Path(file).exists()
+        with Path(file).open("a", encoding="utf-8"):
+            pass
+        if not there:
+            Path(file).unlink()
+    except OSError as error:
+        fail(f"cannot write {file}: {error}")
 
 
 def _escaped(text: str) -> str:

@@ -32,11 +32,17 @@ def run(
     Options precede PROGRAM: what follows is the program's. The exit code is the program's, or 2 if it cannot be
     started.
     """
+    prepare(program, arguments or [], module=module, as_cuda=as_cuda)
+    execute(program, module=module)
+
+
+def prepare(program: str, arguments: list[str], *, module: bool, as_cuda: bool) -> None:
+    """Make the process one that runs a program: arguments, path, integrations. Exits if there is no such program."""
     import torch_backplane  # noqa: F401 - brings torch.bp
     from torch_backplane import integrations
     from torch_backplane.cli.console import fail
 
-    sys.argv = [program, *(arguments or [])]
+    sys.argv = [program, *arguments]
     if module:
         sys.path[0] = os.getcwd()
     elif not Path(program).exists():
@@ -50,6 +56,10 @@ def run(
     if as_cuda:
         _name_bp_cuda()
     sys.excepthook = sys.__excepthook__  # instead of the command line's
+
+
+def execute(program: str, *, module: bool) -> None:
+    """Run a program after `prepare`. Exits if it raises an exception, which is reported first."""
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

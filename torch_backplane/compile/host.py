@@ -93,6 +93,7 @@ def compile_for_cpu(inner_compile: Callable[..., Any], graph: GraphModule, input
         return make_boxed_func(graph.forward)
     device = torch.device("bp", _bp_devices(graph, inputs).pop())
     on_cpu = copy.deepcopy(graph)
+    on_cpu.meta["bp_device"] = device  # for reports
     for node in on_cpu.graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, _moved)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _moved)
