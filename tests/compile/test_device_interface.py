@@ -165,7 +165,7 @@ def test_the_capability_identifies_the_target(run_forked: Run, run_python: Run) 
     assert found(run_python, "opencl", "nvidia-ada") == ada
     assert len({host[0], cpu[0], ada[0], rdna[0]}) == 4
     assert host[1] == "32"
-    assert ada[1:] == ["32", "1024", "128"]
+    assert ada[1:] == ["32", "2048", "128"]
 
 
 WORKER = """

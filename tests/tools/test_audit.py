@@ -267,7 +267,7 @@ SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
     "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU|Fourier transform of real rows of 1,000"
-    "|few sums of many products: (usual|tile=32/whole))$"
+    "|few sums of many products: (usual|tile=32/whole)|compiled: softmax with a mask and a scale)$"
 )
 
 
@@ -296,6 +296,10 @@ def test_operators_are_within_their_bounds(tmp_path: Path) -> None:
     assert of_add["operators"] == ["add"]
     assert of_add["figures"]["min_bytes"] == 3 << 20
     assert of_add["figures"]["traffic"] == pytest.approx(1)
+    of_graph = next(one for one in content["results"] if one["case"].startswith("compiled: softmax"))
+    assert of_graph["operators"] == ["backplane::compiled_graph"]
+    assert of_graph["figures"]["min_bytes"] == (2 << 20) + (1 << 18)  # a float32 operand, its mask, and the result
+    assert of_graph["figures"]["launches"] == 1
     of_step = next(one for one in content["results"] if one["case"].startswith("step of"))
     assert of_step["figures"]["min_bytes"] == (12 << 18) + 2 * 3 * 4096  # both results are written but not read
     page = (tmp_path / "audit.md").read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ FAMILIES = {
     "transforms": Family(samples_inputs=True),
     "random": Family(traffic=1.25, random=True),
     "optimizers": Family(traffic=1.25),
+    "compiled graphs": Family(traffic=1.25, samples_inputs=True),
     "candidates": Family(samples_inputs=True, bounded=False),
 }
 
@@ -76,6 +77,7 @@ _BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|uniqu
 _WEIGHTS = "convolution, 3 × 3, 1/16 of the size, backward"
 _OF_MASK = "attention, gradient of a mask, 1/16 of the size"
 _PARTS = "columns are divided to fill half of the device, and 512 compute units need 8,192 groups"
+_INDUCTOR = "Inductor divides columns only if there are fewer than 64 per compute unit, and then into few parts"
 KNOWN: tuple[Known, ...] = (
     Known("every second element", "traffic", "sectors are read completely, and half of their elements are not used"),
     Known("padding by a constant", "traffic", "the whole result is filled before the input is copied into it"),
@@ -91,11 +93,15 @@ KNOWN: tuple[Known, ...] = (
     Known(_FEW_SETS, "traffic", _PASSES),
     Known("layer norm of rows, backward", "traffic", "the gradients of weight and bias read both operands again"),
     Known(
-        "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward",
+        "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward|compiled: layer norm and residual",
         "traffic",
         "where a group's share of the caches is 8 KiB, the second pass over a row misses the cache",
     ),
     Known("softmax of columns", "traffic", _PASSES),
+    Known("compiled: gradient of GELU.*", "traffic", "Inductor sums the gradient in a separate kernel"),
+    Known("compiled: squared error, mean of all", "fill", "Inductor gives each work item up to 512 elements"),
+    Known("compiled: (gradient of GELU|variance of columns).*", "fill", _INDUCTOR),
+    Known("compiled: (gradient of GELU|variance of columns).*", "chain", _INDUCTOR),
     Known("renorm|weight norm", "traffic", "norm and product are separate launches, so the operand is read twice"),
     Known(
         "(cumsum|cumprod|cummax|logcumsumexp) of a vector",

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch_backplane import _C, drivers
 from torch_backplane.audit.bounds import FAMILIES, RANDOM
 from torch_backplane.audit.cases import cases
+from torch_backplane.audit.compiled import CompiledBody
 from torch_backplane.audit.driver import ALL, NONE, SAMPLES, AuditDevice, Launch
 from torch_backplane.audit.model import figures, fill_of_planned
 from torch_backplane.audit.operands import Operands
@@ -49,6 +50,11 @@ def measure(case: Workload, place: torch.device, device: AuditDevice, elements: 
     device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
     body = case.make(place, elements)
     torch.accelerator.synchronize(place)
+    if isinstance(body, CompiledBody):  # PyTorch compiles no function in a dispatch mode such as Operands
+        with device.watched(computes) as found:
+            result = body()
+            torch.accelerator.synchronize(place)
+        return Measurement(found(), body.min_bytes(result), ["backplane::compiled_graph"])
     with suppress(*unknown), device.watched(computes) as found, Operands() as operands:
         body()
         torch.accelerator.synchronize(place)

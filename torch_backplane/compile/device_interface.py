@@ -27,7 +27,7 @@ class CompilerProperties:
     dtypes: frozenset[torch.dtype]
     multi_processor_count: int  # compute units
     max_threads_per_block: int  # work items in a group
-    # Work items that keep a compute unit busy. Inductor divides reductions until there are about as many.
+    # Twice the work items that keep a compute unit busy: Inductor divides reductions until there are half as many.
     max_threads_per_multi_processor: int
     # Work items that run in lockstep. Inductor gives each at least as many elements of a divided reduction.
     warp_size: int
@@ -51,7 +51,7 @@ def _properties(index: int) -> CompilerProperties:
         dtypes=frozenset(properties.dtypes),
         multi_processor_count=target.compute_units,
         max_threads_per_block=target.max_group_size,
-        max_threads_per_multi_processor=target.enough_groups * target.group_size // target.compute_units,
+        max_threads_per_multi_processor=2 * target.enough_groups * target.group_size // target.compute_units,
         warp_size=max(target.subgroup_size, target.group_multiple) if target.simt else _ELEMENTS_OF_THREADS,
         L2_cache_size=target.cache_bytes,
         capability=_capability(index, target),

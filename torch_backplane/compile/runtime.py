@@ -80,7 +80,7 @@ class GraphKernel:
             along = target.small_group(4) if self.reduces else target.element_group_size
             launch(self.kernel, tensors, numbers, [-(-sizes[0] // self.tile)], [along])
             return
-        group = target.row_group(sizes[0], sizes[1], False)
+        group = target.square_group() if target.simt else target.row_group(sizes[0], sizes[1], False)
         launch(self.kernel, tensors, numbers, sizes, group)
 
 

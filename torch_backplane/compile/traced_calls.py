@@ -91,10 +91,10 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-# Modules whose functions Dynamo inlines. It neither inlines nor compiles those of other modules: a planner that runs
-# between two graphs, for example.
+# Modules whose functions Dynamo inlines; the audit compiles some. It neither inlines nor compiles those of other
+# modules: a planner that runs between two graphs, for example.
 INLINED = {
-    "torch_backplane": {"accelerator", "backends", "compile", "elementwise_functions"},
+    "torch_backplane": {"accelerator", "audit", "backends", "compile", "elementwise_functions"},
     "torch_backplane.accelerator": {"_utils", "amp", "dtypes"},
 }
 

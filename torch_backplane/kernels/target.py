@@ -261,6 +261,14 @@ class Target:
         along = self.group(wanted[0])
         return along, max(1, min(wanted[1], self.max_group_size // along))
 
+    def square_group(self) -> tuple[int, int]:
+        """The group size of a launch in rows where neighbours in a row, or in a column, are neighbours in memory.
+
+        With `simt`, a square of 16 fills sectors in both directions.
+        """
+        along = self.group(16)
+        return along, max(1, min(16, self.max_group_size // along))
+
     @property
     def tile_memory(self) -> int:
         """Bytes for tiles of operands whose order in memory differs from that of the results; 0 for no tiles.
