@@ -128,7 +128,7 @@ class View(NamedTuple):
         memory = tensor.untyped_storage()._cdata
         for number, base in enumerate(bases):
             if base.untyped_storage()._cdata == memory:
-                offset = tensor.storage_offset() * tensor.itemsize - base.storage_offset() * base.itemsize
+                offset = int(tensor.storage_offset()) * tensor.itemsize - int(base.storage_offset()) * base.itemsize
                 return cls(number, tensor.dtype, tensor.shape, tensor.stride(), offset)
         return None
 
@@ -183,7 +183,8 @@ class Graph:
         parts = {"w": iter(given.written), "r": iter(given.read), "i": iter(given.sizes)}
         found = self._wrapper([next(parts[kind]) for kind in self._calls.kinds])
         results: list[Constant | View | None] = []
-        arguments, returned = [*given.written, *given.read], []
+        returned: list[torch.Tensor] = []
+        arguments = [*given.written, *given.read]
         for one in found:
             if not isinstance(one, torch.Tensor):
                 results.append(Constant(one))
