@@ -25,6 +25,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane import drivers
+from torch_backplane.compile import flex_attention
 
 _library = torch.library.Library("backplane", "FRAGMENT")
 _library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor[]")
@@ -88,6 +89,7 @@ def compile_for_cpu(inner_compile: Callable[..., Any], graph: GraphModule, input
         inner_compile: Inductor's `compile_fx_inner`.
         inputs: fake tensors and sizes.
     """
+    flex_attention.decompose(graph)
     if obstacle := _obstacle(graph, inputs):
         warnings.warn(f"torch.compile runs a graph on host devices without compiling it: {obstacle}", stacklevel=2)
         return make_boxed_func(graph.forward)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
+from torch_backplane.compile import flex_attention
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 
 
@@ -76,11 +77,11 @@ def register(common: ModuleType) -> None:
     """Registers bp in `torch._inductor.codegen.common`."""
     from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-    class CacheKey(CustomGraphModulePass):
-        """Changes nothing in a graph. Its identity is part of the key of Inductor's cache of graphs."""
+    class GraphPass(CustomGraphModulePass):
+        """Decomposes what Inductor does not lower for bp. Its identity is part of the key of Inductor's graph cache."""
 
         def __call__(self, graph: torch.fx.GraphModule) -> None:
-            pass
+            flex_attention.decompose(graph)
 
         def uuid(self) -> str:
             return cache_key()
@@ -123,7 +124,7 @@ def register(common: ModuleType) -> None:
 
             return GraphWrapper.create(*given)
 
-    common.register_backend_for_device("bp", Scheduling, Wrapper, None, None, CacheKey())
+    common.register_backend_for_device("bp", Scheduling, Wrapper, None, None, GraphPass())
     common.register_device_op_overrides("bp", DeviceOperations())
 
 
