@@ -52,10 +52,7 @@ def decompose(graph: torch.fx.GraphModule) -> None:
     from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass, register_graph_pattern
 
     passes = PatternMatcherPass()
-    for operator, composition in (
-        (flex_attention, sdpa_dense),
-        (flex_attention_backward, _backward),
-    ):
+    for operator, composition in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         replace = functools.partial(_replace, graph, composition)
         register_graph_pattern(CallFunctionVarArgs(operator), pass_dict=passes)(replace)  # type: ignore[arg-type]
     passes.apply(graph)
@@ -130,6 +127,12 @@ def _use_tensors(node: torch.fx.Node) -> None:
             with node.graph.inserting_before(node):
                 tensor = node.graph.call_function(torch.ops.aten.scalar_tensor.default, (given,), options)
             node.update_arg(position, tensor)
+
+
+def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`flex_attention` with results of the dtypes that its fake implementation declares, also for float64."""
+    out, logarithms, maxima = sdpa_dense(*args)
+    return out, logarithms.float(), maxima.float()
 
 
 def _backward(*args: Any) -> Any:

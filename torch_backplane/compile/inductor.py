@@ -124,7 +124,19 @@ def register(common: ModuleType) -> None:
 
             return GraphWrapper.create(*given)
 
-    common.register_backend_for_device("bp", Scheduling, Wrapper, None, None, GraphPass())
+    class CppWrapper:
+        """Refuses C++ wrappers."""
+
+        supports_caching = False
+
+        @staticmethod
+        def create(*given: Any) -> Any:
+            raise NotImplementedError(
+                "Inductor's C++ wrapper, and thus AOTInductor, does not support bp devices; "
+                "use torch.compile, which also compiles the module of an exported program"
+            )
+
+    common.register_backend_for_device("bp", Scheduling, Wrapper, CppWrapper, None, GraphPass())
     common.register_device_op_overrides("bp", DeviceOperations())
 
 
