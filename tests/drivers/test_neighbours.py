@@ -100,6 +100,8 @@ from torch._inductor import lowering, utils
 found += [repr(utils.GPU_TYPES), repr([one for one in utils.GPU_TYPES])]
 for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "tpu", "", None):
     found += [repr(kind in utils.GPU_TYPES), run(utils.is_gpu, kind)]
+    found.append(run(lambda: utils.is_big_gpu(torch.device(kind, 0))))
+found += [run(utils.is_big_gpu), run(utils.is_big_gpu, 1), run(utils.is_big_gpu, index_or_device=0)]
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
     found.append(run(utils.needs_fallback_due_to_atomic_add_limitations, dtype))
     found.append(run(lowering.needs_fallback_due_to_atomic_add_limitations, dtype))
@@ -145,6 +147,7 @@ REPLACED = {
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,
+    "torch._inductor.utils.is_big_gpu": INDUCTOR,
     "torch._inductor.utils.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch.nn.attention.flex_attention._validate_device": FLEX_ATTENTION,
     "torch.distributed.distributed_c10d.split_group": DISTRIBUTED,

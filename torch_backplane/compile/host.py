@@ -28,7 +28,8 @@ from torch_backplane import drivers
 from torch_backplane.compile import flex_attention
 
 _library = torch.library.Library("backplane", "FRAGMENT")
-_library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor[]")
+# Results can be arguments that the backward pass needs, or views of them.
+_library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor(a!)[]")
 _graphs: weakref.WeakValueDictionary[int, CpuGraph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _CPU = torch.device("cpu")

@@ -29,6 +29,16 @@ class _GpuTypes(list[str]):
 def treat_as_gpu(utils: ModuleType) -> None:
     """Makes `torch._inductor.utils.is_gpu("bp")` true."""
     utils.GPU_TYPES = _GpuTypes(utils.GPU_TYPES)  # type: ignore[attr-defined]
+    is_big_gpu: Callable[..., bool] = utils.is_big_gpu  # type: ignore[attr-defined]
+
+    @functools.wraps(is_big_gpu)
+    def has_templates(index_or_device: int | torch.device = 0) -> bool:
+        """False for bp, without the warning that a device with less than 68 compute units is small for templates."""
+        if isinstance(index_or_device, torch.device) and index_or_device.type == "bp":
+            return False
+        return is_big_gpu(index_or_device)
+
+    utils.is_big_gpu = has_templates  # type: ignore[attr-defined]
 
 
 def avoid_missing_atomics(module: ModuleType) -> None:

@@ -80,7 +80,8 @@ class GraphKernel:
 
 
 _library = torch.library.Library("backplane", "FRAGMENT")
-_library.define("compiled_graph(Tensor(a!)[] written, Tensor[] read, int[] sizes, int graph) -> Tensor[]")
+# Results can be arguments that the backward pass needs, or views of them.
+_library.define("compiled_graph(Tensor(a!)[] written, Tensor[] read, int[] sizes, int graph) -> Tensor(a!)[]")
 _graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
