@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
     or_masks,
 )
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -280,6 +281,40 @@ def test_layouts() -> None:
         found = function(*ours)
         agree(found, expected, 1e-4)
         assert found.stride() == expected.stride()
+
+
+def test_keys_that_all_sequences_share() -> None:
+    query, key, value = torch.randn(3, 2, 20, 16), torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)
+    gradients = []
+    for function in (flex_attention, torch.compile(flex_attention)):
+        ours = on("bp", (query, key, value), True)
+        mask = create_block_mask(causal, 3, None, 20, 20, device="bp")
+        found = function(*ours, block_mask=mask)
+        expected = flex_attention(query, key, value, block_mask=mask.to("cpu"))
+        agree(found, expected, 1e-4)
+        gradients.append(torch.autograd.grad(found.square().sum(), ours))
+    agree(gradients[1], gradients[0], 1e-4)
+
+
+def test_checkpoints_and_captured_tensors_of_other_dtypes() -> None:
+    def attend_with(query: Tensor, table: Tensor, keep: Tensor) -> Tensor:
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return torch.where(keep[b, i, j], score, score + table[h, i - j + 20])
+
+        return flex_attention(query * 1.5, query, query, score_mod).sin()
+
+    def with_checkpoint(*given: Tensor) -> Tensor:
+        return checkpoint(attend_with, *given, use_reentrant=False)
+
+    query, table, keep = torch.randn(2, 2, 20, 16), torch.randn(2, 40).bfloat16(), torch.rand(2, 20, 20) > 0.3
+    found = []
+    for function in (attend_with, torch.compile(with_checkpoint)):
+        given = on("bp", (query, table, keep), True)
+        result = function(*given)
+        gradients = torch.autograd.grad(result.square().sum(), given[:2])
+        assert gradients[1].dtype == torch.bfloat16
+        found.append((result.detach(), gradients[0], gradients[1].float()))
+    agree(found[1], found[0], 2e-2)
 
 
 class Block(torch.nn.Module):

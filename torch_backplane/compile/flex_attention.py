@@ -55,7 +55,12 @@ def decompose(graph: torch.fx.GraphModule) -> None:
     for operator, composition in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         replace = functools.partial(_replace, graph, composition)
         register_graph_pattern(CallFunctionVarArgs(operator), pass_dict=passes)(replace)  # type: ignore[arg-type]
-    passes.apply(graph)
+    if passes.apply(graph):
+        for node in graph.graph.find_nodes(op="get_attr"):
+            if not node.users:
+                graph.graph.erase_node(node)
+        graph.delete_all_unused_submodules()
+        graph.recompile()
 
 
 def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match: Any, *args: Any) -> None:
@@ -77,19 +82,21 @@ def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match
 
 
 def _trace(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Traces a function to a graph of Inductor's operators without mutations."""
+    """Traces a function to a graph of Inductor's operators without mutations and repetitions."""
+    from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.pattern_matcher import fwd_only
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 
     def decompositions() -> dict[Any, Callable[..., Any]]:
         return {**select_decomp_table(), torch.ops.flex_lib.zeros_and_scatter.default: _scatter}
 
     mode = detect_fake_mode(values)
     assert mode is not None  # query, key and value are fake
+    functional = dispatch_functionalize(function, FunctionalTensorMode())
     with mode:
-        traced = fwd_only(function, values, get_decomp_fn=decompositions)
-    for node in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        node.target = torch.ops.aten.copy.default  # what is copied to is a new tensor, and used after this node only
+        traced = fwd_only(functional, values, get_decomp_fn=decompositions)
+    traced.graph = fx_graph_cse(traced.graph)  # the softmax and the logarithms of its sums share maxima
     return traced
 
 

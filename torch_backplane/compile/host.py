@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.output_code import OutputCode
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves
@@ -95,7 +95,8 @@ def compile_for_cpu(inner_compile: Callable[..., Any], graph: GraphModule, input
         warnings.warn(f"torch.compile runs a graph on host devices without compiling it: {obstacle}", stacklevel=2)
         return make_boxed_func(graph.forward)
     device = torch.device("bp", _bp_devices(graph, inputs).pop())
-    on_cpu = copy.deepcopy(graph)
+    with unset_fake_temporarily():  # a graph can have real tensors: constants of its source
+        on_cpu = copy.deepcopy(graph)
     for node in on_cpu.graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, _moved)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _moved)
