@@ -1,7 +1,7 @@
 """`torch.nn.attention.flex_attention` on bp devices.
 
-Inductor has templates of the higher-order operators `flex_attention` and `flex_attention_backward` for CUDA, XPU and
-CPUs. A graph on bp computes what PyTorch's implementations for eager mode compute: products, and kernels that fuse
+Inductor has templates of the higher-order operators `flex_attention` and `flex_attention_backward` for PyTorch's own
+devices. A graph on bp computes what PyTorch's implementations for eager mode compute: products, and kernels that fuse
 `score_mod`, the mask and the softmax. It needs memory for all scores.
 """
 
