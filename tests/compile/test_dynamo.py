@@ -608,6 +608,26 @@ def test_autocast_is_guarded() -> None:
         assert counter.frame_count == frames
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_higher_order_operators_under_autocast(backend: str) -> None:
+    """Autocast applies to the operators in the branches, and in the body of a loop."""
+
+    def branch(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t @ t, lambda t: t @ t.t(), (x,))
+
+    def loop(x: Tensor) -> Tensor:
+        return torch._higher_order_ops.map(lambda row, t: t @ row, x, x + 1)
+
+    for function in (branch, loop):
+        for x in (numbers(3, 3).abs(), -numbers(3, 3).abs()):
+            with torch.autocast("bp", dtype=torch.bfloat16):
+                found = torch.compile(function, backend=backend, fullgraph=True)(x)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                expected = function(x.cpu())
+            assert found.dtype == torch.bfloat16
+            torch.testing.assert_close(found.cpu(), expected)
+
+
 # --- gradients, random numbers, optimizers
 
 

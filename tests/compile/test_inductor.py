@@ -366,9 +366,52 @@ def test_random_tensors() -> None:
     assert torch.bincount(integers.cpu(), minlength=9)[3:].min() > size / 6 * 0.95
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_modes(mode: str) -> None:
-    check(lambda x: torch.softmax(x @ x, -1), [torch.randn(10, 10)], [torch.randn(10, 10)], mode=mode)
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+    ours = copy.deepcopy(model).to("bp")
+    compiled = torch.compile(ours, mode=mode)
+    results = []
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(5, 1, 10)
+        results.append((compiled(x.to("bp")), model(x)))
+        for found, expected in results:  # no later call overwrites earlier results, as CUDA graphs would
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, check_device=False)
+        results[-1][0].square().sum().backward()
+        results[-1][1].square().sum().backward()
+    for one, other in zip(ours.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, check_device=False)
+
+
+def test_operators_that_cuda_graphs_exclude() -> None:
+    """reduce-overhead divides a graph into parts at operators with data-dependent shapes, and at copies to the CPU."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = (x * 2).sin()
+        positive = y[y > 0]
+        total = y.sum().cpu()
+        return positive.cos() + 1, (y @ y + total.to(x.device)).relu(), total
+
+    for device in ("bp:0", "bp:1"):
+        x = torch.randn(32, 32)
+        compiled = torch.compile(function, mode="reduce-overhead")
+        for _ in range(2):
+            found = compiled(x.to(device))
+            assert [str(one.device) for one in found] == [device, device, "cpu"]
+            torch.testing.assert_close(found, function(x), rtol=1e-3, atol=1e-3, check_device=False)
+
+
+def test_results_may_share_memory_with_arguments() -> None:
+    """Graphs keep their inputs for the backward pass. PyTorch refuses custom operators that do so undeclared, in CI."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(3, 4)
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=True):
+        compiled = torch.compile(copy.deepcopy(model).to("bp"))
+        for _ in range(2):
+            found = compiled(x.to("bp"))
+            found.sum().backward()
+            torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5, check_device=False)
 
 
 def test_autocast() -> None:

@@ -100,10 +100,24 @@ from torch._inductor import lowering, utils
 found += [repr(utils.GPU_TYPES), repr([one for one in utils.GPU_TYPES])]
 for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "tpu", "", None):
     found += [repr(kind in utils.GPU_TYPES), run(utils.is_gpu, kind)]
+    found.append(run(lambda: utils.is_big_gpu(torch.device(kind, 0))))
+found += [run(utils.is_big_gpu), run(utils.is_big_gpu, 1), run(utils.is_big_gpu, index_or_device=0)]
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
     found.append(run(utils.needs_fallback_due_to_atomic_add_limitations, dtype))
     found.append(run(lowering.needs_fallback_due_to_atomic_add_limitations, dtype))
 found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).tolist()))
+"""
+
+FLEX_ATTENTION = """
+from torch.nn.attention import flex_attention as flex
+for device, needs_grad in (("cpu", False), ("cpu", True), ("meta", False), ("meta", True)):
+    t = torch.ones(1, 2, 4, 8, device=device, requires_grad=needs_grad)
+    found += [run(flex._validate_device, t, t, t), run(flex._validate_device, t), run(flex._validate_device, query=t)]
+    found.append(run(lambda: flex.flex_attention(t, t, t).tolist()))
+    found.append(run(lambda: torch.compile(flex.flex_attention, backend="eager")(t, t, t).tolist()))
+with torch.autocast("cpu", torch.bfloat16):
+    found.append(run(lambda: flex.flex_attention(*[torch.ones(1, 2, 4, 8)] * 3).tolist()))
+    found.append(run(lambda: torch.cond(x.sum() > 0, lambda t: t @ t.t(), lambda t: t.t() @ t, (x.detach(),))))
 """
 
 DISTRIBUTED = """
@@ -133,7 +147,9 @@ REPLACED = {
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,
+    "torch._inductor.utils.is_big_gpu": INDUCTOR,
     "torch._inductor.utils.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
+    "torch.nn.attention.flex_attention._validate_device": FLEX_ATTENTION,
     "torch.distributed.distributed_c10d.split_group": DISTRIBUTED,
     "torch.distributed.split_group": DISTRIBUTED,
     "torch.distributed.distributed_c10d.init_process_group": DISTRIBUTED,
@@ -166,7 +182,7 @@ import json, sys, types, warnings
 warnings.simplefilter("ignore")
 import torch, torch.multiprocessing, torch.fx, torch.distributed, torch.utils.dlpack, torch.nn.parallel
 import torch.serialization, torch._utils, torch.utils.data, torch._dynamo
-import torch._inductor.compile_fx
+import torch._inductor.compile_fx, torch.nn.attention.flex_attention
 
 def train(device):
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 4))
@@ -222,7 +238,7 @@ def test_replaced_names_are_listed() -> None:
 def answers() -> dict[str, list[list[str]]]:
     """Returns the output of each program without Backplane, with Backplane and no device, and with two devices."""
     parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL",
-             DISTRIBUTED: "DISTRIBUTED", INDUCTOR: "INDUCTOR"}  # fmt: skip
+             DISTRIBUTED: "DISTRIBUTED", INDUCTOR: "INDUCTOR", FLEX_ATTENTION: "FLEX_ATTENTION"}  # fmt: skip
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
         program += f"found = []\n{text}\nall[{name!r}] = found\n"

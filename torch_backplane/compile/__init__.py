@@ -15,13 +15,15 @@ import types
 import warnings
 from collections.abc import Callable
 
+import torch
+
 from torch_backplane.compile.imports import when_imported
 
 Hook = Callable[[types.ModuleType], object]
 
 
 def install() -> None:
-    """Register bp with Dynamo, AOTAutograd, Inductor and fake tensors as soon as they are imported."""
+    """Register bp with higher-order operators, Dynamo, AOTAutograd, Inductor and fake tensors, when imported."""
     for name, hook in HOOKS.items():
         when_imported(name, functools.partial(_call, hook))
 
@@ -32,6 +34,14 @@ def _call(hook: Hook, module: types.ModuleType) -> None:
         hook(module)
     except Exception as error:
         warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def _pass_autocast(ops: types.ModuleType) -> None:
+    """Let higher-order operators (torch.cond, say) ignore autocast on bp, as on other devices."""
+    key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+    ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # of operators that are defined later
+    for operator in ops._higher_order_ops.values():
+        operator.fallthrough(key)
 
 
 def _register_with_dynamo(module: types.ModuleType) -> None:
@@ -78,6 +88,12 @@ def _compile_for_host_devices(compile_fx: types.ModuleType) -> None:
     host.install(compile_fx)
 
 
+def _install_flex_attention(module: types.ModuleType) -> None:
+    from torch_backplane.compile import flex_attention
+
+    flex_attention.install(module)
+
+
 def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
     from torch_backplane.compile import fake_tensors
 
@@ -85,6 +101,7 @@ def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
 
 
 HOOKS: dict[str, Hook] = {
+    "torch._ops": _pass_autocast,
     "torch._dynamo": _register_with_dynamo,
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
@@ -93,4 +110,5 @@ HOOKS: dict[str, Hook] = {
     "torch._inductor.codegen.common": _register_with_inductor,
     "torch._inductor.compile_fx": _compile_for_host_devices,
     "torch._subclasses.fake_impls": _install_fake_tensors,
+    "torch.nn.attention.flex_attention": _install_flex_attention,
 }

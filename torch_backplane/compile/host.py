@@ -19,15 +19,17 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.output_code import OutputCode
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane import drivers
+from torch_backplane.compile import flex_attention
 
 _library = torch.library.Library("backplane", "FRAGMENT")
-_library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor[]")
+# Results can be arguments that the backward pass needs, or views of them.
+_library.define("compiled_for_cpu(Tensor(a!)[] tensors, int graph) -> Tensor(a!)[]")
 _graphs: weakref.WeakValueDictionary[int, CpuGraph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _CPU = torch.device("cpu")
@@ -88,11 +90,13 @@ def compile_for_cpu(inner_compile: Callable[..., Any], graph: GraphModule, input
         inner_compile: Inductor's `compile_fx_inner`.
         inputs: fake tensors and sizes.
     """
+    flex_attention.decompose(graph)
     if obstacle := _obstacle(graph, inputs):
         warnings.warn(f"torch.compile runs a graph on host devices without compiling it: {obstacle}", stacklevel=2)
         return make_boxed_func(graph.forward)
     device = torch.device("bp", _bp_devices(graph, inputs).pop())
-    on_cpu = copy.deepcopy(graph)
+    with unset_fake_temporarily():  # a graph can have real tensors: constants of its source
+        on_cpu = copy.deepcopy(graph)
     on_cpu.meta["bp_device"] = device  # for reports
     for node in on_cpu.graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, _moved)

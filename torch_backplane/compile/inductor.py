@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
+from torch_backplane.compile import flex_attention
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 
 
@@ -28,6 +29,16 @@ class _GpuTypes(list[str]):
 def treat_as_gpu(utils: ModuleType) -> None:
     """Makes `torch._inductor.utils.is_gpu("bp")` true."""
     utils.GPU_TYPES = _GpuTypes(utils.GPU_TYPES)  # type: ignore[attr-defined]
+    is_big_gpu: Callable[..., bool] = utils.is_big_gpu  # type: ignore[attr-defined]
+
+    @functools.wraps(is_big_gpu)
+    def has_templates(index_or_device: int | torch.device = 0) -> bool:
+        """False for bp, without the warning that a device with less than 68 compute units is small for templates."""
+        if isinstance(index_or_device, torch.device) and index_or_device.type == "bp":
+            return False
+        return is_big_gpu(index_or_device)
+
+    utils.is_big_gpu = has_templates  # type: ignore[attr-defined]
 
 
 def avoid_missing_atomics(module: ModuleType) -> None:
@@ -76,11 +87,11 @@ def register(common: ModuleType) -> None:
     """Registers bp in `torch._inductor.codegen.common`."""
     from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-    class CacheKey(CustomGraphModulePass):
-        """Changes nothing in a graph. Its identity is part of the key of Inductor's cache of graphs."""
+    class GraphPass(CustomGraphModulePass):
+        """Decomposes what Inductor does not lower for bp. Its identity is part of the key of Inductor's graph cache."""
 
         def __call__(self, graph: torch.fx.GraphModule) -> None:
-            pass
+            flex_attention.decompose(graph)
 
         def uuid(self) -> str:
             return cache_key()
@@ -123,7 +134,19 @@ def register(common: ModuleType) -> None:
 
             return GraphWrapper.create(*given)
 
-    common.register_backend_for_device("bp", Scheduling, Wrapper, None, None, CacheKey())
+    class CppWrapper:
+        """Refuses C++ wrappers."""
+
+        supports_caching = False
+
+        @staticmethod
+        def create(*given: Any) -> Any:
+            raise NotImplementedError(
+                "Inductor's C++ wrapper, and thus AOTInductor, does not support bp devices; "
+                "use torch.compile, which also compiles the module of an exported program"
+            )
+
+    common.register_backend_for_device("bp", Scheduling, Wrapper, CppWrapper, None, GraphPass())
     common.register_device_op_overrides("bp", DeviceOperations())
 
 

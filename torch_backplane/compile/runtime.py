@@ -85,7 +85,8 @@ class GraphKernel:
 
 
 _library = torch.library.Library("backplane", "FRAGMENT")
-_library.define("compiled_graph(Tensor(a!)[] written, Tensor[] read, int[] sizes, int graph) -> Tensor[]")
+# Results can be arguments that the backward pass needs, or views of them.
+_library.define("compiled_graph(Tensor(a!)[] written, Tensor[] read, int[] sizes, int graph) -> Tensor(a!)[]")
 _graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -97,46 +98,9 @@ class Arguments(NamedTuple):
     read: Sequence[torch.Tensor]
     sizes: Sequence[int]
 
-    def layouts(self) -> Any:
-        """What the numbers and the views among the results depend on."""
-        return tuple(self.sizes), tuple((one.shape, one.stride()) for one in (*self.written, *self.read))
-
-
-class Constant(NamedTuple):
-    """A result that is no tensor."""
-
-    value: Any
-
-
-class View(NamedTuple):
-    """A result in the memory of an argument or of another result, which an operator in PyTorch must not return.
-
-    Args:
-        base: its number among the arguments, and the tensors that the operator returns.
-        offset: in bytes, from the base.
-    """
-
-    base: int
-    dtype: torch.dtype
-    sizes: Sequence[int]
-    strides: Sequence[int]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, bases: Sequence[torch.Tensor]) -> View | None:
-        """Describes a tensor as a view of one of the bases; None if they have other memory."""
-        memory = tensor.untyped_storage()._cdata
-        for number, base in enumerate(bases):
-            if base.untyped_storage()._cdata == memory:
-                offset = int(tensor.storage_offset()) * tensor.itemsize - int(base.storage_offset()) * base.itemsize
-                return cls(number, tensor.dtype, tensor.shape, tensor.stride(), offset)
-        return None
-
-    def make(self, bases: Sequence[torch.Tensor]) -> torch.Tensor:
-        base = bases[self.base]
-        begin = base.storage_offset() * base.itemsize + self.offset
-        made = torch.empty(0, dtype=self.dtype, device=base.device)
-        return made.set_(base.untyped_storage(), begin // self.dtype.itemsize, self.sizes, self.strides)
+    def shapes(self) -> Any:
+        """What the numbers among the results depend on."""
+        return tuple(self.sizes), tuple(one.shape for one in (*self.written, *self.read))
 
 
 class Graph:
@@ -149,9 +113,9 @@ class Graph:
         self._wrapper, self._written = wrapper, frozenset(written)
         self._number = next(_numbers)
         self._calls = threading.local()
-        # For each result, None if the operator returns it. Those of all calls, or by the layouts of the arguments.
-        self._results: list[Constant | View | None] | None = None
-        self._results_of_layouts: dict[Any, list[Constant | View | None]] = {}
+        # For each result, None if it is a tensor, else a tuple of it. Numbers among the results depend on the shapes.
+        self._results: list[tuple[Any] | None] | None = None
+        self._results_of_shapes: dict[Any, list[tuple[Any] | None]] = {}
         _graphs[self._number] = self
 
     def __call__(self, args: list[Any]) -> Any:
@@ -170,34 +134,20 @@ class Graph:
         args.clear()
         self._calls.kinds = kinds
         with torch._C._AutoDispatchBelowAutograd():
-            returned = torch.ops.backplane.compiled_graph(*given, self._number)
-            results = self._results if self._results is not None else self._results_of_layouts[given.layouts()]
-            tensors, bases = iter(returned), [*given.written, *given.read, *returned]
-            return tuple(
-                next(tensors) if one is None else one.make(bases) if isinstance(one, View) else one.value
-                for one in results
-            )
+            tensors = iter(torch.ops.backplane.compiled_graph(*given, self._number))
+        results = self._results if self._results is not None else self._results_of_shapes[given.shapes()]
+        return tuple(next(tensors) if one is None else one[0] for one in results)
 
     def plan(self, given: Arguments) -> list[torch.Tensor]:
         """Runs the wrapper, as a planner."""
         parts = {"w": iter(given.written), "r": iter(given.read), "i": iter(given.sizes)}
         found = self._wrapper([next(parts[kind]) for kind in self._calls.kinds])
-        results: list[Constant | View | None] = []
-        returned: list[torch.Tensor] = []
-        arguments = [*given.written, *given.read]
-        for one in found:
-            if not isinstance(one, torch.Tensor):
-                results.append(Constant(one))
-                continue
-            view = View.of(one, [*arguments, *returned])
-            results.append(view)
-            if view is None:
-                returned.append(one)
-        if all(one is None or one == Constant(None) for one in results):
+        results = [None if isinstance(one, torch.Tensor) else (one,) for one in found]
+        if all(one is None or one == (None,) for one in results):
             self._results = results
         else:
-            self._results_of_layouts[given.layouts()] = results
-        return returned
+            self._results_of_shapes[given.shapes()] = results
+        return [one for one in found if isinstance(one, torch.Tensor)]
 
 
 def _plan(written: Any, read: Any, sizes: Any, graph: int) -> list[torch.Tensor]:
