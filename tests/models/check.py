@@ -1,0 +1,171 @@
+"""Runs a model on the device and on the CPU, and compares inference and training."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from models.model import Inputs, Model, without_dropout
+
+CALLS = 2  # of each kind: the first call on the device records plans, later ones replay them
+MAX_RECOMPILES = 2  # for all lengths after the first
+# Norms count as at least this share of the largest one: some gradients are 0 but for rounding.
+SMALLEST_SHARE = 1e-3
+Results = dict[str, torch.Tensor]
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+
+
+def _loss(outputs: Any) -> torch.Tensor:
+    """The loss among the outputs, else the cross entropy of scores of classes, else the mean square of the outputs."""
+    if isinstance(outputs, Mapping) and "loss" in outputs:
+        return outputs["loss"]
+    if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
+        return F.cross_entropy(outputs, torch.arange(outputs.shape[0], device=outputs.device) % outputs.shape[1])
+    floats = [one for one in _tensors(outputs) if one.dtype.is_floating_point]
+    return torch.stack([one.square().mean() for one in floats]).sum()
+
+
+def _on_cpu(results: Mapping[str, torch.Tensor | None]) -> Results:
+    return {name: one.detach().cpu().clone() for name, one in results.items() if one is not None}
+
+
+def _infer(module: nn.Module, call: Callable[..., Any], inputs: Inputs) -> Iterator[Results]:
+    module.eval()
+    for number in range(CALLS):
+        with torch.no_grad():
+            outputs = call(**inputs)
+        yield _on_cpu({f"output {k} of call {number}": one for k, one in enumerate(_tensors(outputs))})
+
+
+def _train(module: nn.Module, call: Callable[..., Any], inputs: Inputs) -> Iterator[Results]:
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    for step in range(CALLS):
+        loss = _loss(call(**inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        yield _on_cpu({f"loss of step {step}": loss})
+        yield _on_cpu({f"gradient of {name} in step {step}": one.grad for name, one in module.named_parameters()})
+        yield _on_cpu({f"buffer {name} after step {step}": one for name, one in module.named_buffers()})
+        optimizer.step()
+
+
+def _difference(found: Results, expected: Results) -> tuple[float, str]:
+    """The largest difference relative to the norm of a tensor, and its name.
+
+    Raises:
+        AssertionError: names, shapes, or tensors that are not of floats differ.
+    """
+    assert found.keys() == expected.keys(), f"not on both devices: {', '.join(found.keys() ^ expected.keys())}"
+    norms = {name: float(one.double().norm()) for name, one in expected.items()}
+    smallest = SMALLEST_SHARE * max(norms.values(), default=0)
+    worst, which = 0.0, ""
+    for name, one in found.items():
+        wanted = expected[name]
+        assert (one.shape, one.dtype) == (wanted.shape, wanted.dtype), (
+            f"{name}: {one.dtype} {tuple(one.shape)}, on the CPU {wanted.dtype} {tuple(wanted.shape)}"
+        )
+        if not wanted.dtype.is_floating_point:
+            assert torch.equal(one, wanted), f"{name} differs from the CPU's"
+            continue
+        assert torch.equal(one.isfinite(), wanted.isfinite()), f"{name}: other elements are finite than on the CPU"
+        finite = wanted.isfinite()
+        distance = float((one.double() - wanted.double())[finite].norm())
+        if distance > worst * max(norms[name], smallest):
+            worst, which = distance / max(norms[name], smallest), name
+    return worst, which
+
+
+class Comparison:
+    """Compares the results of a module on the device with those of a copy on the CPU.
+
+    Attributes:
+        difference: The largest one so far, relative to the norm of a tensor.
+    """
+
+    def __init__(self, module: nn.Module, on_device: nn.Module, call: Callable[..., Any], tolerance: float) -> None:
+        self._module, self._on_device, self._call, self._tolerance = module, on_device, call, tolerance
+        self.difference = 0.0
+
+    def run(self, kind: Callable[[nn.Module, Callable[..., Any], Inputs], Iterator[Results]], inputs: Inputs) -> None:
+        """Runs `_infer` or `_train` on both.
+
+        Raises:
+            AssertionError: results differ by more than the tolerance.
+        """
+        moved = tree_map_only(torch.Tensor, lambda one: one.to("bp"), inputs)
+        all_found = list(kind(self._on_device, self._call, moved))
+        for found, expected in zip(all_found, kind(self._module, self._module, inputs), strict=True):
+            difference, which = _difference(found, expected)
+            self.difference = max(self.difference, difference)
+            assert difference <= self._tolerance, (
+                f"{which} differs from the CPU's by {difference:.2g} of its norm, above {self._tolerance:.2g}"
+            )
+
+
+def _recompiles(run: Callable[[], None]) -> int:
+    """Runs the function, and returns how often Dynamo compiled a function that it had compiled before."""
+    from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+
+    clear_compilation_metrics()
+    run()
+    return sum(bool(one.recompile_reason) for one in get_compilation_metrics())
+
+
+def _tried(model: Model, compiled: bool, row: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = without_dropout(model.build())
+    first, *others = (model.inputs(length) for length in model.lengths)
+    on_device = copy.deepcopy(module).to("bp")
+    call = torch.compile(on_device) if compiled else on_device
+    comparison = Comparison(module, on_device, call, model.tolerance)
+
+    def change_lengths() -> None:
+        for inputs in others:
+            comparison.run(_infer, inputs)
+
+    try:
+        comparison.run(_infer, first)
+        comparison.run(_train, first)
+        if compiled and others:
+            row["recompiles"] = _recompiles(change_lengths)
+        else:
+            change_lengths()
+    finally:
+        row["difference"] = comparison.difference
+
+
+def check(model: Model, compiled: bool) -> dict[str, Any]:
+    """Returns a row of the report: status, error, difference, fallbacks, graph breaks, recompiles and seconds."""
+    from torch._dynamo.utils import counters
+
+    from torch_backplane import _C, drivers
+
+    torch._dynamo.reset()
+    counters.clear()
+    _C.reset_fallback_counts()
+    row: dict[str, Any] = {"status": "passed"}
+    start = time.perf_counter()
+    try:
+        _tried(model, compiled, row)
+    except Exception as error:
+        row |= {"status": "failed", "error": f"{type(error).__name__}: {error}".strip().partition("\n")[0]}
+    row["seconds"] = time.perf_counter() - start
+    row["fallbacks"] = _C.fallback_counts()
+    row["graph_breaks"] = sum(counters["graph_break"].values())
+    has_kernels = bool(drivers.device(0).properties.dialect)  # without, all operators run as fallbacks
+    if row["status"] == "passed" and has_kernels and row["fallbacks"]:
+        row |= {"status": "failed", "error": f"ran on the CPU: {', '.join(sorted(row['fallbacks']))}"}
+    if row["status"] == "passed" and row.get("recompiles", 0) > MAX_RECOMPILES:
+        row |= {"status": "failed", "error": f"{row['recompiles']} recompiles for {len(model.lengths)} lengths"}
+    return row
