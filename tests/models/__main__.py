@@ -61,12 +61,10 @@ def with_expectation(row: dict[str, Any], case: Case) -> dict[str, Any]:
 
 def line_of(row: dict[str, Any]) -> str:
     counts = [f"{row.get('seconds', 0):.1f} s", f"difference {row.get('difference', 0):.1e}"]
-    fallbacks = sum(row.get("fallbacks", {}).values())
-    for name, count in (
-        ("fallbacks", fallbacks), ("graph breaks", row.get("graph_breaks")), ("recompiles", row.get("recompiles")),
-    ):  # fmt: skip
-        if count:
-            counts.append(f"{count} {name}")
+    for name in ("graphs", "recompiles", "graph_breaks", "fallbacks"):
+        count = row.get(name, 0)
+        if number := sum(count.values()) if isinstance(count, dict) else count:
+            counts.append(f"{number} {name.replace('_', ' ')}")
     why = " ".join(f"[{row[key]}]" for key in ("reason", "error") if key in row)
     return f"{row['status']:<8} {row['model']}: {', '.join(counts)} {why}".rstrip()
 

@@ -162,7 +162,10 @@ def check(model: Model, compiled: bool) -> dict[str, Any]:
         row |= {"status": "failed", "error": f"{type(error).__name__}: {error}".strip().partition("\n")[0]}
     row["seconds"] = time.perf_counter() - start
     row["fallbacks"] = _C.fallback_counts()
-    row["graph_breaks"] = sum(counters["graph_break"].values())
+    row["graphs"] = counters["stats"]["unique_graphs"]
+    # Dynamo counts the reason why it does not compile a function at all as "unimplemented".
+    breaks = counters["graph_break"] + counters["unimplemented"]
+    row["graph_breaks"] = {reason.partition("\n")[0]: count for reason, count in breaks.items()}
     has_kernels = bool(drivers.device(0).properties.dialect)  # without, all operators run as fallbacks
     if row["status"] == "passed" and has_kernels and row["fallbacks"]:
         row |= {"status": "failed", "error": f"ran on the CPU: {', '.join(sorted(row['fallbacks']))}"}

@@ -88,7 +88,7 @@ def test_recompiles_and_graph_breaks_are_counted() -> None:
     row = check(model, compiled=True)
     assert (row["status"], row["recompiles"]) == ("failed", 3)
     assert row["error"] == "3 recompiles for 4 lengths"
-    assert row["graph_breaks"] >= 1
+    assert "torch._dynamo.graph_break()" in " ".join(row["graph_breaks"])
 
 
 def test_dropout_is_off() -> None:

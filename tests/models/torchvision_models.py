@@ -23,12 +23,10 @@ def image_model(make: Callable[..., nn.Module], size: int = 64, tolerance: float
 MODELS = {
     "alexnet": image_model(models.alexnet),
     "convnext": image_model(models.ConvNeXt, block_setting=[CNBlockConfig(32, 64, 2), CNBlockConfig(64, None, 1)]),
-    "deeplabv3_mobilenet_v3_large": image_model(
-        models.segmentation.deeplabv3_mobilenet_v3_large, weights_backbone=None
-    ),
     "densenet": image_model(models.DenseNet, growth_rate=8, block_config=(2, 2, 2), num_init_features=16),
     "efficientnet_b0": image_model(models.efficientnet_b0),
     "googlenet": image_model(models.googlenet, aux_logits=False, init_weights=False),
+    "lraspp_mobilenet_v3_large": image_model(models.segmentation.lraspp_mobilenet_v3_large, weights_backbone=None),
     "maxvit": image_model(
         models.MaxVit, input_size=(64, 64), stem_channels=16, partition_size=4, block_channels=[16, 32],
         block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.0,
