@@ -49,7 +49,7 @@ def _infer(module: nn.Module, call: Callable[..., Any], inputs: Inputs) -> Itera
 
 def _train(module: nn.Module, call: Callable[..., Any], inputs: Inputs) -> Iterator[Results]:
     module.train()
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     for step in range(CALLS):
         loss = _loss(call(**inputs))
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-STARTUP_SECONDS = 120
+STARTUP_SECONDS, EXIT_SECONDS = 120, 30
 
 
 def _serve(connection: Connection, library: str, compiled: bool) -> None:
@@ -34,7 +35,7 @@ def _serve(connection: Connection, library: str, compiled: bool) -> None:
 
 
 class Worker:
-    """The process. It ends with the `with` statement.
+    """The process.
 
     Attributes:
         version: Of the library.
@@ -58,21 +59,23 @@ class Worker:
         Raises:
             RuntimeError: the process ended, or did not answer within this number of seconds.
         """
-        self._connection.send(name)
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which the answer tells
+            self._connection.send(name)
         return self._answer(seconds)
 
     def _answer(self, seconds: float) -> Any:
         if not self._connection.poll(seconds):
-            self.close()
+            self._process.kill()
             raise RuntimeError(f"not done after {seconds:g} seconds")
         try:
             return self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._process.join()
             raise RuntimeError(f"the process ended with exit code {self._process.exitcode}") from None
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process: it exits when it finds no further requests, or is killed."""
+        self._connection.close()
+        self._process.join(EXIT_SECONDS)
         self._process.kill()
         self._process.join()
-        self._connection.close()
