@@ -36,7 +36,11 @@ def selected(only: list[str], library: str, names: list[str]) -> list[str]:
 
 def rows_of(library: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Tries the selected models of a library, and yields the rows of the report."""
-    worker = Worker(library, options.compile)
+    try:
+        worker = Worker(library, options.compile)
+    except RuntimeError as error:
+        yield {"model": library, "version": "", "status": "failed", "error": f"its models cannot be loaded: {error}"}
+        return
     try:
         for name in selected(options.only, library, worker.names):
             row = {"model": f"{library}/{name}", "version": worker.version}

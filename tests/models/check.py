@@ -146,7 +146,7 @@ def _tried(model: Model, compiled: bool, row: dict[str, Any]) -> None:
 
 
 def check(model: Model, compiled: bool) -> dict[str, Any]:
-    """Returns a row of the report: status, error, difference, fallbacks, graph breaks, recompiles and seconds."""
+    """Returns a row of the report: status, error, difference, fallbacks, graphs, graph breaks, recompiles, seconds."""
     from torch._dynamo.utils import counters
 
     from torch_backplane import _C, drivers
@@ -159,6 +159,7 @@ def check(model: Model, compiled: bool) -> dict[str, Any]:
     try:
         _tried(model, compiled, row)
     except Exception as error:
+        error = getattr(error, "inner_exception", error)  # of Inductor's errors
         row |= {"status": "failed", "error": f"{type(error).__name__}: {error}".strip().partition("\n")[0]}
     row["seconds"] = time.perf_counter() - start
     row["fallbacks"] = _C.fallback_counts()

@@ -135,6 +135,20 @@ def case(name: str) -> expected.Case:
     return expected.Case(f"torch/{name}", "host", False)
 
 
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("models.__main__.MODULES", {"theano": "models.theano_models"})
+    monkeypatch.setattr(sys, "argv", ["models", "--driver", "host", "--json"])
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr("models.__main__.Worker", missing)
+    assert main() == 1
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert row["error"] == "its models cannot be loaded: the process ended with exit code 1"
+
+
+def missing(library: str, compiled: bool) -> None:
+    raise RuntimeError("the process ended with exit code 1")
+
+
 @pytest.mark.parametrize(
     ("known", "code", "statuses"),
     [
