@@ -29,13 +29,11 @@ class Model:
         build: Makes the module, with random weights.
         inputs: Gets a length, and returns the arguments of the module, on the CPU.
         lengths: The lengths of the inputs. All but the first are for inference only.
-        tolerance: Of each output, loss, gradient and buffer, relative to its norm.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Inputs]
     lengths: tuple[int, ...] = (0,)
-    tolerance: float = 1e-3
 
 
 def models_of(library: str) -> Mapping[str, Model]:

@@ -21,13 +21,15 @@ MODELS = {
     "beit": image_model(
         "beit_base_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=4, use_abs_pos_emb=False
     ),
-    "edgenext_xx_small": image_model("edgenext_xx_small"),
-    "ghostnet_050": image_model("ghostnet_050"),
+    "byobnet": image_model("test_byobnet"),
+    "edgenext": image_model(
+        "edgenext_xx_small", depths=(1, 1, 1, 1), dims=(16, 24, 32, 48), global_block_counts=(0, 0, 0, 1)
+    ),
+    "efficientnet": image_model("test_efficientnet"),
     "mambaout": image_model("test_mambaout"),
     "mixer": Model(
         build=partial(MlpMixer, num_classes=CLASSES, img_size=64, embed_dim=48, num_blocks=2), inputs=images()
     ),
-    "mobilevit_xxs": image_model("mobilevit_xxs"),
     "nfnet": image_model("test_nfnet"),
     "xcit": image_model("xcit_nano_12_p16_224", img_size=64, embed_dim=48, depth=2, num_heads=4),
 }

@@ -56,8 +56,8 @@ MODELS = {
     "fcn": Model(build=segmentation, inputs=images()),
     "googlenet": image_model(models.googlenet, aux_logits=False, init_weights=False),
     "maxvit": image_model(
-        models.MaxVit, input_size=(64, 64), stem_channels=16, partition_size=4, block_channels=[16, 32],
-        block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.0,
+        models.MaxVit, input_size=(64, 64), stem_channels=16, partition_size=4, block_channels=[16],
+        block_layers=[1], head_dim=8, stochastic_depth_prob=0.0,
     ),
     "mobilenet_v2": image_model(
         models.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]
