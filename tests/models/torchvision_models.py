@@ -16,6 +16,7 @@ from torchvision.models.mobilenetv3 import InvertedResidualConfig
 from torchvision.models.regnet import BlockParams
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.segmentation.fcn import FCN, FCNHead
+from torchvision.models.video import mvit
 from torchvision.models.video import resnet as video
 
 from models.model import Model, images
@@ -37,6 +38,17 @@ def video_resnet() -> nn.Module:
     return video.VideoResNet(video.BasicBlock, convolutions, [1, 1, 1, 1], video.BasicStem, num_classes=CLASSES)
 
 
+def video_transformer() -> nn.Module:
+    layers = [
+        mvit.MSBlockConfig(1, 16, 32, [], [3, 3, 3], [], [1, 4, 4]),
+        mvit.MSBlockConfig(2, 32, 32, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 2, 2]),
+    ]
+    return mvit.MViT(
+        (32, 32), 4, layers, residual_pool=True, residual_with_cls_embed=False, rel_pos_embed=True,
+        proj_after_attn=True, num_classes=CLASSES,
+    )  # fmt: skip
+
+
 def mobile_layer(*sizes: int, attends: bool, activation: str) -> InvertedResidualConfig:
     """A layer with the numbers of input channels, expanded channels and output channels."""
     inputs, expanded, outputs = sizes
@@ -54,7 +66,6 @@ MODELS = {
         ],
     ),
     "fcn": Model(build=segmentation, inputs=images()),
-    "googlenet": image_model(models.googlenet, aux_logits=False, init_weights=False),
     "maxvit": image_model(
         models.MaxVit, input_size=(64, 64), stem_channels=16, partition_size=4, block_channels=[16],
         block_layers=[1], head_dim=8, stochastic_depth_prob=0.0,
@@ -70,6 +81,7 @@ MODELS = {
             mobile_layer(24, 96, 40, attends=True, activation="HS"),
         ],
     ),
+    "mvit": Model(build=video_transformer, inputs=lambda length: {"x": torch.randn(2, 3, 4, 32, 32)}),
     "regnet": image_model(
         models.RegNet, norm_layer=nn.BatchNorm2d,
         block_params=BlockParams([1, 2], [16, 32], [8, 16], [1.0, 1.0], [2, 2], se_ratio=0.25),
