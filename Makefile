@@ -31,12 +31,12 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-all test-pytorch test-distributed test-compile test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint tidy docs dist bench conformance ecosystem ops audit clean FORCE
+	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, soak, bench, ecosystem)"
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, soak, bench, ecosystem, models)"
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       draws per distribution (test-random)"
 	@echo "  SECONDS=n     duration (fuzz, soak; default 300)"
@@ -176,6 +176,16 @@ ecosystem: $(ready) ## run programs of other libraries on bp, and write results/
 			$(ecosystem)/bin/python examples/ecosystem/run_all.py --driver $$driver $(ARGS) || exit 1; \
 	done
 	$(python) -W ignore tools/pages.py
+
+# Compiled and uncompiled models have a result file each.
+models_results = $(if $(findstring --compile,$(ARGS)),models-compiled,models)-$(bench_driver)
+models: $(ready) ## run public models on bp, and write results/ (half an hour; ARGS=--compile compiles them)
+	tools/ecosystem.sh "$(VENV)" $(ecosystem)
+	LD_LIBRARY_PATH="$(abspath $(ecosystem)/cuda-placeholders):$$LD_LIBRARY_PATH" \
+		$(python) -W ignore tools/record.py $(models_results) -- \
+		$(ecosystem)/bin/python tests/models --driver $(bench_driver) --json $(ARGS)
+	$(python) -W ignore tools/pages.py
+	@grep -q '"exit_code": 0' results/$(models_results).json
 
 conformance: $(ready) ## run PyTorch's operator database, and write results/
 	$(call record,conformance) -m torch_backplane conformance --driver $(bench_driver) --json - \

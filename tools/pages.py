@@ -91,6 +91,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "operators": _of_results("operators"),
     "overview": _of_results("overview"),
     "ecosystem": _of_results("ecosystem"),
+    "models": _of_results("models"),
 }
 
 

@@ -239,3 +239,19 @@ def ecosystem() -> Iterator[str]:
         # On host devices, all operators are PyTorch's CPU kernels.
         yield from table(rows, [one for one in rows[0] if one != "fallbacks" or not name.endswith("-host")])
         yield ""
+
+
+def models() -> Iterator[str]:
+    """A sentence for each run of tests/models, and a table of the models that did not pass."""
+    for name in names("models"):
+        found = load(name)
+        results = found["data"]["results"]
+        passed = sum(row["status"] == "passed" for row in results)
+        driver, how = name.rpartition("-")[2], "compiled" if found["data"]["compiled"] else "without `torch.compile`"
+        yield f"On {driver}, {how}, {passed} of {len(results)} models pass. {source(name, found)}\n"
+        others = [row for row in results if row["status"] != "passed"]
+        if others:
+            reasons = [row.get("reason") or row.get("error", row["status"]) for row in others]
+            rows = [{"model": row["model"], "reason": why} for row, why in zip(others, reasons, strict=True)]
+            yield from table(rows)
+            yield ""

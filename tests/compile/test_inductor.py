@@ -53,6 +53,10 @@ ELEMENTWISE: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "chain": (lambda x, y: torch.tanh(torch.exp(x)) * 2 + y.relu(), [torch.randn(1000), torch.randn(1000)]),
     "broadcast": (lambda x, y: x * y + 1, [torch.randn(7, 1, 5), torch.randn(3, 1)]),
     "transposed": (lambda x, y: x.t() + y, [torch.randn(200, 300), torch.randn(300, 200)]),
+    "three layouts": (
+        lambda x, y, z: x + y.permute(2, 0, 1) + z.permute(1, 2, 0),
+        [torch.randn(5, 16, 32), torch.randn(16, 32, 5), torch.randn(32, 5, 16)],
+    ),
     "integers": (lambda x: (x // 3, x % 5, x << 1, -x, x.float() / 3), [torch.randint(-50, 50, (100,))]),
     "half": (lambda x: (x * x + x).exp().to(torch.float16), [torch.randn(20, 30).half() / 4]),
     "bool": (lambda x: (x > 0) & (x < 1) | torch.isnan(x), [torch.tensor([0.5, -1.0, float("nan"), 2.0])]),
@@ -143,6 +147,9 @@ check(lambda x: torch.var_mean(x, 1), torch.randn(7, 3000) + 5)
 check(lambda x: (x.argmax(-1), x.argmin(0), x.amax(1), (x > 2).any(1)), torch.randint(-5, 5, (64, 100)).float())
 check(lambda x, w: F.layer_norm(x, (777,), w).sum(0), torch.randn(33, 777), torch.randn(777))
 check(lambda x: (x * x).sum(), torch.randn(1 << 18))
+x, y, z = torch.randn(16, 16, 32), torch.randn(16, 32, 16), torch.randn(32, 16, 16)
+check(lambda x, y, z: (x + y.permute(2, 0, 1) + z.permute(1, 2, 0)).sum(0), x, y, z)
+check(lambda x, y: (x + y.permute(2, 0, 1)).amax(-1), x, y)
 check(lambda x: (x.sum(0), x.amax(0), torch.softmax(x, 0)), torch.randn(500, 130))
 check(lambda x: ((x * 2).sum(0), x.std(0)), torch.randn(3000, 1030))
 compiled = torch.compile(lambda x: torch.softmax(x, -1).amax(0), dynamic=True)

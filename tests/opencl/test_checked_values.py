@@ -70,12 +70,6 @@ CASES: dict[str, Case] = {
     ),
     "bincount": Case(lambda n: torch.bincount(n), [1, 2], [[1, -1]], INTEGERS),
     "histc": Case(lambda x: torch.histc(x, 4), [1.0, 2.0], [[1.0, NAN], [1.0, INFINITY]], SINGLE),
-    "embedding_bag": Case(
-        lambda o: F.embedding_bag(like(o, 0, 1, 1).long(), like(o, 1, 2).view(2, 1), o),
-        [0, 2],
-        [[1, 2], [0, 7], [0, -1]],
-        INTEGERS,
-    ),
 }
 
 

@@ -26,6 +26,13 @@ class GraphScheduling(SIMDScheduling):
     def get_backend_features(cls, device: torch.device) -> OrderedSet[BackendFeature]:
         return OrderedSet([BackendFeature.INPLACE_BUFFERS])
 
+    @classmethod
+    def compute_tiling_strategy(cls, *given: Any) -> Any:
+        """As for other devices, with at most two dimensions, the reduced one included."""
+        most = min(2, config.triton.max_tiles or 2)
+        with config.patch({"triton.max_tiles": most}):
+            return super().compute_tiling_strategy(*given)
+
     def can_fuse(self, node1: Any, node2: Any) -> bool:
         """As for other devices, if the fused kernel has no more arguments than the device takes."""
         buffers = {one.name for node in (node1, node2) for one in (*node.read_writes.reads, *node.read_writes.writes)}
