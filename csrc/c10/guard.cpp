@@ -67,7 +67,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   // --- streams
-  // Does not throw for a device that does not exist: autograd asks for the stream of fake tensors in a noexcept function.
+  // Throws nothing for a device that does not exist: autograd asks for the stream of fake tensors, and must get one.
   c10::Stream getStream(c10::Device device) const override {
     if (C10_UNLIKELY(device.index() >= device_count())) {
       return c10::Stream(c10::Stream::DEFAULT, device);

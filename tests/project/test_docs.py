@@ -78,7 +78,7 @@ def test_all_code_blocks_are_tested() -> None:
         "profiling.md": {"python"},
         "testing.md": {"sh"},
         "tuning.md": {"python", "sh"},
-        "write-a-driver.md": {"python", "toml"},  # also test_drivers_contract.py
+        "write-a-driver.md": {"python", "toml", "c"},  # also test_drivers_contract.py, test_other_dialects.py
         "write-an-operator.md": {"python", "sh", "c"},
     }
 
