@@ -291,6 +291,28 @@ call("isin.Tensor_Scalar", lambda d: (F(d, 12), 1.5))
 call("embedding", lambda d: (F(d, 8, 12), index(d, 5), 2))
 call("embedding_renorm_", lambda d: (F(d, 8, 12), index(d, 5), 1.5, 2.5), norm_type=3.1)
 call("embedding_dense_backward", lambda d: (F(d, 5, 12), index(d, 5), 8, 2, False))
+call(
+    "_embedding_bag _embedding_bag_forward_only",
+    lambda d: (F(d, 8, 12), index(d, 5), index(d, 2), False, 0, False, None, False, 2),
+    mode=None,
+)
+call(
+    "_embedding_bag_backward",
+    lambda d: (
+        F(d, 2, 12), index(d, 5), index(d, 2), index(d, 5), index(d, 2), index(d, 2, 12), 8, False, 0, False, None, 2
+    ),
+    mode=None,
+)  # fmt: skip
+call(
+    "_embedding_bag_dense_backward",
+    lambda d: (F(d, 2, 12), index(d, 5), index(d, 5), index(d, 2), index(d, 2, 12), 8, False, 0, None, 2),
+    mode=None,
+)
+call(
+    "_embedding_bag_per_sample_weights_backward",
+    lambda d: (F(d, 2, 12), F(d, 8, 12), index(d, 5), index(d, 2), index(d, 5), 0, 2),
+    mode=None,
+)
 call("index_add", lambda d: (F(d, 8, 12), 0, index(d, 5), F(d, 5, 12), 1.5))
 call("index_fill.int_Scalar", lambda d: (F(d, 8, 12), 0, index(d, 5), 1.5))
 call("scatter.value", lambda d: (F(d, 8, 12), 0, index(d, 8, 12), 1.5))
