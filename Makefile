@@ -55,7 +55,7 @@ demo: $(ready) ## train a small GPT on bp (2 minutes)
 demo-digits: $(ready) ## train a convolutional network on bp (seconds)
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
-test: lint ## lint, then the tests (20 minutes on 2 cores)
+test: lint ## lint, then the tests (half an hour on 2 cores)
 	$(pytest) $(quick) $(ARGS)
 	$(pytest) --on opencl $(quick) $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
