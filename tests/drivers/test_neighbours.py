@@ -105,6 +105,8 @@ found += [run(utils.is_big_gpu), run(utils.is_big_gpu, 1), run(utils.is_big_gpu,
 for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
     found.append(run(utils.needs_fallback_due_to_atomic_add_limitations, dtype))
     found.append(run(lowering.needs_fallback_due_to_atomic_add_limitations, dtype))
+torch.manual_seed(3)
+found.append(run(lambda: torch.compile(lambda x: torch.rand_like(x) + torch.nn.functional.dropout(x))(x).tolist()))
 found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).tolist()))
 """
 
@@ -144,6 +146,7 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 
 REPLACED = {
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
+    "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,

@@ -65,9 +65,15 @@ def _treat_as_gpu(utils: types.ModuleType) -> None:
 
 
 def _lower(lowering: types.ModuleType) -> None:
-    from torch_backplane.compile import inductor
+    from torch_backplane.compile import inductor, random_numbers
 
     inductor.avoid_missing_atomics(lowering)
+    random_numbers.register_lowerings(lowering)
+
+def _replace_random_numbers(joint_graph: types.ModuleType) -> None:
+    from torch_backplane.compile import random_numbers
+
+    random_numbers.install(joint_graph)
 
 
 def _schedule(scheduler: types.ModuleType) -> None:
@@ -105,6 +111,7 @@ HOOKS: dict[str, Hook] = {
     "torch._dynamo": _register_with_dynamo,
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
+    "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,
     "torch._inductor.codegen.common": _register_with_inductor,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-from torch_backplane.compile import flex_attention
+from torch_backplane.compile import flex_attention, random_numbers
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 
 
@@ -78,6 +78,7 @@ def create_backend_without_triton(scheduler: ModuleType) -> None:
                 'use torch.compile(backend="aot_eager")'
             )
         V.graph.add_device_info(device)
+        random_numbers.keep_order(V.graph.operations)
         return GraphScheduling(self)
 
     scheduler.Scheduler.create_backend = create  # type: ignore[attr-defined]

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane import _C
+from torch_backplane.compile import random_numbers as random_numbers_of_graphs
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.templates import errors
-from torch_backplane.planning.launch import compiled, dialect_of, launch
-from torch_backplane.planning.template import error_words
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, write_state
+from torch_backplane.planning.launch import compiled, dialect_of, launch, random_numbers
+from torch_backplane.planning.template import error_words, run_template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,3 +157,20 @@ def _plan(written: Any, read: Any, sizes: Any, graph: int) -> list[torch.Tensor]
 
 
 _C.set_planner("backplane::compiled_graph", _plan)
+
+_library.define("reserve_random_(Tensor(a!) state, int calls) -> Tensor(a!)")
+
+
+def _reserve(state: torch.Tensor, calls: int) -> torch.Tensor:
+    """Writes the generator's seed and its offset to `state`, and reserves random numbers for `calls` calls."""
+    run_template(write_state, state.device, state, random_numbers(WORDS_PER_CALL * calls), name="random_state")
+    return state
+
+
+_C.set_planner("backplane::reserve_random_", _reserve)
+
+
+@torch.library.impl(random_numbers_of_graphs.library, "random_state", "CompositeExplicitAutograd")
+def _random_state(calls: int, *, device: torch.device) -> torch.Tensor:
+    """The seed and the offset of random numbers for `calls` calls, as (2,) int64."""
+    return torch.ops.backplane.reserve_random_(torch.empty(2, dtype=torch.int64, device=device), calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -68,3 +69,15 @@ def integer_range(dtype: torch.dtype) -> tuple[int, int]:
     """(least, greatest) value of an integer dtype."""
     category, bits = facts(dtype)
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if category == "signed" else (0, (1 << bits) - 1)
+
+
+def least_as(number: float, dtype: torch.dtype) -> float:
+    """The least number of the compute dtype that is at least `number` when it is stored as `dtype`."""
+    stored = torch.tensor(number, dtype=dtype)
+    if value_dtype(dtype) == dtype:
+        return stored.item()
+    before = torch.nextafter(stored, torch.tensor(-math.inf, dtype=dtype))
+    middle = (stored.float() + before.float()) / 2
+    if middle.to(dtype) != stored:
+        middle = torch.nextafter(middle, stored.float())
+    return middle.item()

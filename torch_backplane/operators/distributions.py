@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import integer_range, value_dtype
+from torch_backplane.kernels.dtypes import integer_range, least_as, value_dtype
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_integers
 from torch_backplane.kernels.templates.values import NOT_NEGATIVE, UNIT_INTERVAL
 from torch_backplane.planning import (
@@ -25,15 +26,18 @@ from torch_backplane.planning import (
     run_template,
     runtime,
 )
+from torch_backplane.planning.strides import is_dense
 
 # All integers up to this one are exact in the dtype.
 EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
 
 
 def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+    """Draws in memory order if the tensor is dense, as CUDA; probabilities of elements need contiguous tensors."""
     if self.numel():
         name = str(arguments[0]) if template is fill else "random"
-        with contiguous_result(self) as result:
+        in_place = is_dense(self.shape, self.stride()) and "chance" not in options
+        with nullcontext(self) if in_place else contiguous_result(self) as result:
             drawn = random_numbers(WORDS_PER_CALL)
             arguments = (arguments[0], drawn, arguments[1:]) if template is fill else (*arguments, drawn)
             run_template(template, self.device, result, *arguments, name=name, **options)
@@ -46,18 +50,6 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
     least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
     check(least <= low <= high <= greatest and high - low <= greatest, "the range is invalid or exceeds the dtype's")
     return _fill(self, fill, "uniform", low, high, least_as(high, self.dtype))
-
-
-def least_as(number: float, dtype: torch.dtype) -> float:
-    """The least number of the compute dtype that is at least `number` when it is stored as `dtype`."""
-    stored = torch.tensor(number, dtype=dtype)
-    if value_dtype(dtype) == dtype:
-        return stored.item()
-    before = torch.nextafter(stored, torch.tensor(-math.inf, dtype=dtype))
-    middle = (stored.float() + before.float()) / 2
-    if middle.to(dtype) != stored:
-        middle = torch.nextafter(middle, stored.float())
-    return middle.item()
 
 
 @operator("normal_", variants=False, dtypes="complex")

@@ -14,7 +14,7 @@ from torch_backplane.planning import Call, operator, plan_pointwise, random_numb
 @operator("native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its mask (true: kept), in one launch. csrc/aten/dropout.cpp takes several steps."""
-    if train is False or not self.numel():
+    if train is False or p == 0 or not self.numel():
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 1:
@@ -27,8 +27,7 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
     # The kernel reads and writes elements in memory order, so strides must be equal. They can be of any dense layout.
     if out.stride() != self.stride():
         self = torch.empty_like(self).copy_(self)
-    chances = (1 - p, scale)
-    run_template(dropout, self.device, out, mask, self, *chances, random_numbers(WORDS_PER_CALL), name="dropout")
+    run_template(dropout, self.device, out, mask, self, p, scale, random_numbers(WORDS_PER_CALL), name="dropout")
     return out, mask
 
 

@@ -1,9 +1,9 @@
-"""Random fills of contiguous tensors, and dropout, by Philox4x32-10.
+"""Random fills of dense tensors, and dropout, by Philox4x32-10.
 
 Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter
-consists of the generator's offset, which identifies the call, and the number of the element. So the value of an element
-depends neither on the launch nor on the device. A counter yields four 32-bit words. An element uses one of them, or two
-if it needs more bits.
+consists of the generator's offset, which identifies the call, and the number of the element in memory order. So the
+value of an element depends neither on the launch nor on the device. A counter yields four 32-bit words. An element uses
+one of them, or two if it needs more bits.
 
 A work item has LANES counters (`spelling`). The first draws of all counters are one vector, the second draws another,
 and so on. Interleaving these vectors yields the draws of consecutive elements.
@@ -72,9 +72,12 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "exponential": "x = fmax(fmax(-log(above_zero(draw)), LANES_OF(TO_ONE)) / first, LANES_OF(second));",
     # TO_ONE / 2 keeps the same distance from both ends of the interval, where the result is infinite.
     "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5 + TO_ONE / 2));",
-    "geometric": "x = fmax(ceil(log(above_zero(draw)) / log1p(-first)), LANES_OF(1));",
+    # The complement of the draw, so that large draws are large results, as in PyTorch's decomposition.
+    "geometric": "x = fmax(ceil(log(above_zero(~draw)) / log1p(-first)), LANES_OF(1));",
     "bernoulli": "x = above_zero(draw) <= LANES_OF(first) ? LANES_OF(1) : LANES_OF(0);",
     "bernoulli_each": "x = above_zero(draw) <= chance_here ? LANES_OF(1) : LANES_OF(0);",
+    # As PyTorch's decomposition computes it, so that compiled graphs drop the same elements.
+    "dropout": "x = unit(draw) > first ? LANES_OF(1) : LANES_OF(0);",
 }
 # These are computed in pairs from two draws by the Box-Muller transform.
 _OF_PAIRS = frozenset({"normal", "log_normal"})
@@ -121,7 +124,7 @@ def fill(
     parameters: Sequence[Any] = (),
     chance: torch.Tensor | None = None,
 ) -> Launch:
-    """Fills `out` with random numbers of a distribution.
+    """Fills `out`, a dense tensor, with random numbers of a distribution.
 
     Args:
         distribution: a key of DISTRIBUTIONS.
@@ -133,32 +136,33 @@ def fill(
             exponential: rate and least result;
             cauchy: median and scale;
             geometric and bernoulli: probability.
-        chance: for bernoulli_each, a contiguous tensor with a probability for each element.
+        chance: for bernoulli_each, a tensor with a probability for each element; it and `out` are contiguous.
     """
     value = value_dtype(out.dtype) if facts(out.dtype).category == "float" else torch.float32
     inputs = {} if chance is None else {"chance": chance}
     first, second = [*parameters[:2], 0, 0][:2]
     third = parameters[2] if len(parameters) > 2 else second
     numbers = {"first": (value, first), "second": (value, second), "third": (value, third)}
-    element = _Element(DISTRIBUTIONS[distribution], value, numbers)
+    wide = False if distribution.startswith("bernoulli") else None  # PyTorch's decomposition draws float32
+    element = _Element(DISTRIBUTIONS[distribution], value, numbers, wide)
     return _launch(distribution, dialect, {"out": (out, "x")}, inputs, element, drawn)
 
 
 def dropout(
-    dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, self: torch.Tensor, kept: Any, scale: Any, drawn: Drawn
+    dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, self: torch.Tensor, p: Any, scale: Any, drawn: Drawn
 ) -> Launch:
-    """Sets mask to true with probability `kept`, and out to self * scale where mask is true, otherwise to self * 0.
+    """Sets mask to false with probability `p`, and out to self * scale where mask is true, otherwise to self * 0.
 
     All tensors are dense, with the same order of dimensions in memory.
     """
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
-    element = _Element(DISTRIBUTIONS["bernoulli"], value, {"first": (value, kept), "scale": (value, scale)})
-    return _launch("dropout", dialect, outputs, {"self": self}, element, drawn, dense=True)
+    element = _Element(DISTRIBUTIONS["dropout"], value, {"first": (value, p), "scale": (value, scale)})
+    return _launch("dropout", dialect, outputs, {"self": self}, element, drawn)
 
 
 def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, drawn: Drawn) -> Launch:
-    """Fills `out` with random integers from base to base + count - 1. count is at most 2^64."""
+    """Fills `out`, a dense tensor, with random integers from base to base + count - 1. count is at most 2^64."""
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
     text = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
     element = _Element(text, value_dtype(out.dtype), numbers, wide=count > NARROW_RANGE and 2**32 % count != 0)
@@ -185,6 +189,23 @@ def shuffle_equal(dialect: Dialect, out: torch.Tensor, keys: torch.Tensor, drawn
     ).launch()
 
 
+def write_state(dialect: Dialect, out: torch.Tensor, drawn: Drawn) -> Launch:
+    """Writes the seed and the offset to `out` (int64)."""
+    return LaunchSpec(
+        "random_state",
+        dialect,
+        outputs={"out": out},
+        inputs={},
+        integers={},
+        numbers=_state(drawn),
+        types={"int64": torch.int64},
+        value=torch.int64,
+        functions="",
+        body="store_out(item, item == 0 ? seed : offset);",
+        items=2,
+    ).launch()
+
+
 def _state(drawn: Drawn) -> dict[str, tuple[torch.dtype, Any]]:
     return {name: (torch.int64, one) for name, one in zip(("seed", "offset"), drawn, strict=True)}
 
@@ -196,14 +217,12 @@ def _launch(
     inputs: Mapping[str, torch.Tensor],
     element: _Element,
     drawn: Drawn,
-    *,
-    dense: bool = False,
 ) -> Launch:
     """Returns the launch of a fill.
 
     Args:
-        outputs: tensors, each with the expression to store after the element's statements.
-        dense: the tensors are dense, with the same order of dimensions in memory, and are processed in memory order.
+        outputs: tensors, each with the expression to store after the element's statements. They and the inputs are
+            dense, with the same order of dimensions in memory, and are processed in memory order.
     """
     value = element.value
     wide = facts(value).bits == 64 if element.wide is None else element.wide
@@ -243,7 +262,7 @@ def _launch(
         body=body,
         items=-(-count // (draws * lanes)),
         group_size=dialect.target.small_group(_SMALL_GROUP),
-        strided=[*outputs, *inputs] if dense else (),
+        strided=[*outputs, *inputs],
     ).launch()
 
 
