@@ -106,6 +106,46 @@ def vit(device: torch.device) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     return model, [x.to(device)]
 
 
+class _LlamaLayer(nn.Module):
+    """A decoder layer that attends to a cache of LENGTH positions. 4 heads of 64."""
+
+    LENGTH = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.RMSNorm(256), nn.RMSNorm(256)
+        self.qkv, self.out = nn.Linear(256, 768, bias=False), nn.Linear(256, 256, bias=False)
+        self.up, self.down = nn.Linear(256, 1024, bias=False), nn.Linear(512, 256, bias=False)
+        self.register_buffer("cache", torch.zeros(2, 1, 4, self.LENGTH, 64))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(self.norm(x)).view(1, 1, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        query, key = ((one * cos + torch.cat([-one[..., 32:], one[..., :32]], -1) * sin) for one in (query, key))
+        self.cache[0].index_copy_(2, position, key)
+        self.cache[1].index_copy_(2, position, value)
+        mask = torch.arange(self.LENGTH, device=x.device) <= position
+        attended = F.scaled_dot_product_attention(query, *self.cache, attn_mask=mask[None, None, None])
+        x = x + self.out(attended.transpose(1, 2).reshape(1, 1, 256))
+        gate, up = self.up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def llama(device: torch.device) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """decoding a token with a Llama, 4 layers of 256"""
+    layers = nn.ModuleList(_LlamaLayer() for _ in range(4)).to(device).requires_grad_(False)
+    head = nn.Linear(256, 1000, bias=False, device=device).requires_grad_(False)
+
+    def step(x: torch.Tensor, position: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+        angles = torch.cat([position * angle] * 2, -1)
+        for layer in layers:
+            x = layer(x, position, angles.cos(), angles.sin())
+        return head(x).argmax(-1)
+
+    position = torch.tensor([100], device=device)
+    angle = 10000.0 ** (torch.arange(32, device=device) / -32)
+    return step, [torch.randn(1, 1, 256, device=device), position, angle]
+
+
 def make(case: Case, compiles: bool, device: torch.device) -> interleaving.Body:
     function, arguments = case(device)
     called = torch.compile(function) if compiles else function
@@ -148,7 +188,7 @@ def _compare(case: Case, place: torch.device, rounds: int) -> Result:
     return Result(str(case.__doc__), milliseconds, **ratios, first_call_s=first, first_call_cpu_s=first_cpu)
 
 
-CASES: tuple[Case, ...] = (chain, softmax, swiglu, layer_norm, adamw, gpt, cnn, vit)
+CASES: tuple[Case, ...] = (chain, softmax, swiglu, layer_norm, adamw, gpt, cnn, vit, llama)
 
 
 def main(

@@ -1,10 +1,12 @@
 """PyTorch's operator database through torch.compile: results equal those of eager PyTorch on the same device.
 
-`make test` runs some operators with one dtype; `make test-compile` runs all of them, forward and backward.
+Forward and backward, with static and with dynamic shapes. `make test` runs some operators with one dtype,
+`make test-compile` runs all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -94,7 +96,7 @@ def test_compiled_operators_equal_eager_ones(op: Any, dtype: torch.dtype) -> Non
     picked = samples[:1] + random.Random(0).sample(samples[1:], min(1, len(samples) - 1))
     relative, absolute = TOLERANCES[dtype]
     compared = 0
-    for sample in picked:
+    for sample, dynamic in itertools.product(picked, (False, True)):
         torch._dynamo.reset()
         given = (sample.input, *sample.args), sample.kwargs
 
@@ -105,7 +107,7 @@ def test_compiled_operators_equal_eager_ones(op: Any, dtype: torch.dtype) -> Non
             expected = _with_gradients(op.op, *_on_bp(given))
         except (NotImplementedError, RuntimeError):  # eager PyTorch on bp does not support this sample
             continue
-        found = _with_gradients(torch.compile(call), *_on_bp(given))
+        found = _with_gradients(torch.compile(call, dynamic=dynamic), *_on_bp(given))
         torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, equal_nan=True)
         compared += 1
     if not compared:

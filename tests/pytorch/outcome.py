@@ -44,7 +44,7 @@ class Outcome:
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
-    """Calls `function(*arguments, **options)` and returns the outcome."""
+    """Calls `function(*arguments, **options)`, waits for the devices, and returns the outcome."""
     found = Outcome()
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -52,6 +52,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ou
         warnings.simplefilter("always")
         try:
             result = function(*arguments, **options)
+            torch.accelerator.synchronize()  # kernels report invalid indices
         except Exception as error:  # all types: the type is compared
             found.error, found.text = type(error), str(error).splitlines()[0] if str(error) else ""
             result = ()

@@ -15,7 +15,8 @@ from torch_backplane.operators.normalization import (
     run_norm,
     run_norm_backward,
 )
-from torch_backplane.planning import Call, Refused, operator
+from torch_backplane.planning import Call, Refused, check, operator
+from torch_backplane.planning.strides import is_channels_last
 
 
 def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
@@ -55,6 +56,7 @@ def native_group_norm(
 ) -> Results:
     if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
         raise Refused("weight or bias does not have one element for each channel")
+    check(self.is_contiguous() or is_channels_last(self.shape, self.stride()), "self is not contiguous")
     _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs(like=_normalized(self, weight, bias, batch, groups))
     sets = Sets.group(batch, channels, length, groups)
