@@ -413,7 +413,10 @@ void bind_plans(py::module_& module) {
           py::arg("device"), py::arg("code"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
           "`code`: source text in the device's dialect, or a binary as bytes. `parameters`: the dtype of a number, "
           "\"input\" for memory, or \"output\" for memory that the kernel writes.")
-      .def_property_readonly("entry", &CompiledKernel::entry);
+      .def_property_readonly("entry", &CompiledKernel::entry)
+      .def(
+          "wait", [](const CompiledKernel& kernel) { device(kernel.device_index()).kernel_resources(kernel.handle()); },
+          "Wait until the kernel is built. Raises RuntimeError if it could not be built.");
 
   module.def(
       "launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"), py::kw_only(),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch._inductor.async_compile import get_compile_threads
+from torch._inductor.codecache import LambdaFuture
 
 from torch_backplane import _C
 from torch_backplane.compile import random_numbers as random_numbers_of_graphs
@@ -50,7 +52,16 @@ class GraphKernel:
     device: int
 
     def __post_init__(self) -> None:
-        compiled(self.device, self.kernel, self.name)
+        self.built  # noqa: B018 - starts the build
+
+    def wait(self) -> GraphKernel:
+        """Waits for the build. Raises RuntimeError if it failed."""
+        self.built.wait()
+        return self
+
+    @property
+    def built(self) -> _C.CompiledKernel:
+        return compiled(self.device, self.kernel, self.name)
 
     @functools.cached_property
     def kernel(self) -> Kernel:
@@ -84,6 +95,16 @@ class GraphKernel:
             return
         group = target.square_group() if target.simt else target.row_group(sizes[0], sizes[1], False)
         launch(self.kernel, tensors, numbers, sizes, group)
+
+
+def define_kernel(**given: Any) -> GraphKernel | LambdaFuture:
+    """Starts to build a kernel of a graph, and returns a future of the GraphKernel for `async_compile.wait`.
+
+    Inductor waits for all kernels of a graph after it has defined them, with a progress bar if
+    `torch._inductor.config.disable_progress` is false. With one compile thread, it waits for none.
+    """
+    kernel = GraphKernel(**given)
+    return LambdaFuture(kernel.wait) if get_compile_threads() > 1 else kernel.wait()
 
 
 _library = torch.library.Library("backplane", "FRAGMENT")
