@@ -110,6 +110,7 @@ class _LlamaLayer(nn.Module):
     """A decoder layer that attends to a cache of LENGTH positions. 4 heads of 64."""
 
     LENGTH = 256
+    cache: torch.Tensor  # keys and values
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class _LlamaLayer(nn.Module):
         self.cache[0].index_copy_(2, position, key)
         self.cache[1].index_copy_(2, position, value)
         mask = torch.arange(self.LENGTH, device=x.device) <= position
-        attended = F.scaled_dot_product_attention(query, *self.cache, attn_mask=mask[None, None, None])
+        attended = F.scaled_dot_product_attention(query, self.cache[0], self.cache[1], mask[None, None, None])
         x = x + self.out(attended.transpose(1, 2).reshape(1, 1, 256))
         gate, up = self.up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
