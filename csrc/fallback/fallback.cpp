@@ -31,6 +31,17 @@
 #include "streams/stream.h"
 
 namespace backplane {
+
+bool is_advanced_indexing(const c10::FunctionSchema& schema) {
+  static constexpr std::string_view kNames[] = {"aten::index",
+                                                "aten::index_put",
+                                                "aten::index_put_",
+                                                "aten::_index_put_impl",
+                                                "aten::_index_put_impl_",
+                                                "aten::_unsafe_index",
+                                                "aten::_unsafe_index_put"};
+  return std::find(std::begin(kNames), std::end(kNames), schema.name()) != std::end(kNames);
+}
 namespace {
 
 std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
@@ -61,16 +72,7 @@ struct OperatorFacts {
         generator = static_cast<int>(i);
       }
     }
-    static constexpr std::string_view kIndexing[] = {"aten::index",
-                                                     "aten::index_put",
-                                                     "aten::index_put_",
-                                                     "aten::_index_put_impl",
-                                                     "aten::_index_put_impl_",
-                                                     "aten::_unsafe_index",
-                                                     "aten::_unsafe_index_put"};
-    for (const auto& indexing : kIndexing) {
-      indexes |= op.schema().name() == indexing;
-    }
+    indexes = is_advanced_indexing(op.schema());
     const bool has_lengths =
         op.schema().name() == "aten::_ctc_loss" || op.schema().name() == "aten::_ctc_loss_backward";
     for (const auto& argument : arguments) {

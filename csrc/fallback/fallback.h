@@ -19,6 +19,9 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void register_direct_fallbacks();
 bool has_direct_fallback(const c10::OperatorHandle& op);
 
+// Whether the operator's argument `indices` can be on the CPU when the other tensors are not, as with CUDA tensors.
+bool is_advanced_indexing(const c10::FunctionSchema& schema);
+
 // Runs the CPU kernel of `kernel` on the arguments of `op`. Both must take the same arguments. Counted as a fallback of
 // `op`.
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);

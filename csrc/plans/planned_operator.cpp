@@ -150,6 +150,30 @@ struct BelowEverything {
       c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)};
 };
 
+// Copies CPU tensors in the argument `indices` to the device. Returns whether there were any.
+bool move_indices(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DeviceIndex index) {
+  const auto& schema = op.schema();
+  if (!is_advanced_indexing(schema)) {
+    return false;
+  }
+  const int number = *schema.argumentIndexWithName("indices");
+  c10::IValue& given = *(stack->end() - schema.arguments().size() + number);
+  bool moved = false;
+  c10::List<std::optional<at::Tensor>> indices;
+  for (const c10::IValue& element : given.toListRef()) {
+    std::optional<at::Tensor> tensor = element.toOptional<at::Tensor>();
+    if (tensor.has_value() && tensor->defined() && tensor->is_cpu()) {
+      tensor = tensor->to(c10::Device(c10::kPrivateUse1, index));
+      moved = true;
+    }
+    indices.push_back(std::move(tensor));
+  }
+  if (moved) {
+    given = std::move(indices);
+  }
+  return moved;
+}
+
 } // namespace
 
 void set_plan_mode(PlanMode chosen) {
@@ -279,6 +303,10 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   PlannedCall call{index, {}, {}, {}, nullptr, &name_};
   Signature signature;
   const char* problem = read_call(arguments, facts, call, signature);
+  if (C10_UNLIKELY(problem != nullptr) && move_indices(op_, stack, index)) {
+    answer(stack);
+    return;
+  }
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
     try_for_error(op_, arguments);
     problem = "a number does not meet the checks of the operator's declaration";

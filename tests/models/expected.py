@@ -13,9 +13,4 @@ class Case(NamedTuple):
     compiled: bool
 
 
-INDEX_ON_THE_CPU = "relative positions are indices on the CPU; indexing with these falls back"
-
-EXPECTED_FAILURES: dict[Case, str] = {
-    Case("torchvision/mvit", "opencl", compiled=False): INDEX_ON_THE_CPU,
-    Case("torchvision/mvit", "opencl", compiled=True): INDEX_ON_THE_CPU,
-}
+EXPECTED_FAILURES: dict[Case, str] = {}

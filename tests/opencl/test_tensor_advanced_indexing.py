@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, plans_from_the_start
 from plain_arguments import outcome
+
+from torch_backplane import plans
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
 
@@ -150,3 +152,56 @@ def test_number_that_is_an_element_of_the_written_tensor(name: str) -> None:
 
     for indices in ((0, 2), (1, 3), (0, 1)):
         assert after(DEVICE, *indices) == after("cpu", *indices), indices
+
+
+ROWS, PLACES, MASK = torch.tensor([2, -1, 0, 2]), torch.tensor([[1], [3]]), torch.tensor([True, False, True, False, True])
+# Indices of the CPU are copied to the device, as on CUDA.
+BY_CPU_INDICES: dict[str, Callable[[torch.Tensor], object]] = {
+    "rows": lambda x: x[ROWS],
+    "int32": lambda x: x[ROWS.int()],
+    "strided": lambda x: x[ROWS[::2]],
+    "several": lambda x: x[:, PLACES, ROWS[:2]],
+    "apart": lambda x: x[ROWS[:2], :, ROWS[:2]],
+    "with one of the device": lambda x: x[ROWS, :, x[:4, 0, 0].long() % 3],
+    "no elements": lambda x: x[ROWS[:0]],
+    "mask": lambda x: x[MASK],
+    "mask and positions": lambda x: x[MASK, :, ROWS[:3]],
+    "take": lambda x: x[torch.tensor(1)],
+    "assigned number": lambda x: x.__setitem__(ROWS, 7.0),
+    "assigned": lambda x: x.__setitem__((slice(None), PLACES), x[:, PLACES] * 2),
+    "assigned by a mask": lambda x: x.__setitem__(MASK, -1.0),
+    "index_put": lambda x: x.index_put((ROWS,), x[:4], accumulate=True),
+    "index_put_": lambda x: x.index_put_((ROWS, torch.tensor([1])), x[:4, 0].clone(), accumulate=True),
+    "_unsafe_index": lambda x: torch.ops.aten._unsafe_index(x, [ROWS]),
+}
+
+
+@pytest.mark.parametrize("name", BY_CPU_INDICES)
+def test_indices_on_the_cpu(name: str) -> None:
+    agrees(BY_CPU_INDICES[name], torch.arange(60.0).reshape(5, 4, 3))
+
+
+def test_calls_with_indices_on_the_cpu_are_replayed() -> None:
+    x = torch.arange(20.0).reshape(5, 4)
+    given = x.to(DEVICE)
+    with plans_from_the_start():
+        for first in range(4):
+            index = torch.tensor([first, 4 - first])
+            assert torch.equal(given[index].cpu(), x[index])
+            assert torch.equal(given[index.to(DEVICE)].cpu(), x[index])
+        assert plans.stats()["aten::index.Tensor"]["planner_calls"] <= 2
+
+
+def test_invalid_indices_on_the_cpu() -> None:
+    x = torch.ones(3, 2, device=DEVICE)
+    for index in (torch.tensor([3]), torch.tensor([0.5]), torch.ones(2, dtype=torch.bool), torch.tensor([-4, 0])):
+        with pytest.raises(IndexError):
+            x.cpu()[index]
+        with pytest.raises(IndexError):  # noqa: PT012 - kernels report indices later
+            x[index]
+            torch.bp.synchronize()
+        assert torch.equal(x[torch.tensor([0])].cpu(), torch.ones(1, 2))
+
+
+def test_gradients_of_indices_on_the_cpu() -> None:
+    agrees(lambda x: torch.autograd.grad(x.requires_grad_()[ROWS].square().sum(), x), torch.randn(5, 3))
