@@ -154,7 +154,8 @@ def test_number_that_is_an_element_of_the_written_tensor(name: str) -> None:
         assert after(DEVICE, *indices) == after("cpu", *indices), indices
 
 
-ROWS, PLACES, MASK = torch.tensor([2, -1, 0, 2]), torch.tensor([[1], [3]]), torch.tensor([True, False, True, False, True])
+ROWS, PLACES = torch.tensor([2, -1, 0, 2]), torch.tensor([[1], [3]])
+MASK = torch.tensor([True, False, True, False, True])
 # Indices of the CPU are copied to the device, as on CUDA.
 BY_CPU_INDICES: dict[str, Callable[[torch.Tensor], object]] = {
     "rows": lambda x: x[ROWS],

@@ -162,7 +162,7 @@ class TestOperatorDatabase(TestCase):
                     arguments = (mapped(made, result), sample.input, sample.args, sample.kwargs)
                     found, expected = (outcome(call, *to_device(arguments, one)) for one in (device, "cpu"))
                     right = [one.detach().resolve_conj().resolve_neg() for one in tensors(result)]
-                    if (op.name, name) in REFUSED_BY_CPU:
+                    if self.runs_kernels() and (op.name, name) in REFUSED_BY_CPU:
                         expected.error, expected.results = None, right
                         expected.strides = [one.stride() for one in right]
                     elif self.runs_kernels() and not self.are_close(dtype, found.results, expected.results):
