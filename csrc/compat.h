@@ -47,6 +47,16 @@ int64_t num_oom_rejections(const Stats& stats) {
   }
 }
 
+// torch 2.12 added the type of coalesced calls of reduce_scatter_tensor.
+template <typename OpType>
+constexpr OpType reduce_scatter_tensor_coalesced() {
+  if constexpr (requires { OpType::REDUCE_SCATTER_TENSOR_COALESCED; }) {
+    return OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  } else {
+    return OpType::COALESCED;
+  }
+}
+
 // Autograd nodes are held by c10::intrusive_ptr since torch 2.13, by std::shared_ptr before. `Pointer` is that type.
 template <typename Pointer, typename Node, typename... Arguments>
 Pointer make_node(Arguments&&... arguments) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "compat.h"
 #include "devices/device.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
@@ -437,7 +438,7 @@ DistributedBackend::Work DistributedBackend::_reduce_scatter_base(
 DistributedBackend::Work DistributedBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   return reduce_scatter_tensors(
-      OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", outputs, inputs, options);
+      compat::reduce_scatter_tensor_coalesced<OpType>(), "reduce_scatter_tensor_coalesced", outputs, inputs, options);
 }
 
 DistributedBackend::Work DistributedBackend::reduce_scatter_tensors(
