@@ -81,7 +81,7 @@ def test_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
         torch._dynamo.reset()
         with config.patch(disable_progress=not shows):
             torch.compile(function)(arguments(rows))
-        assert ("Inductor Compilation" in capfd.readouterr().err) == shows
+        assert ("100" in capfd.readouterr().err) == shows  # the bar has a title only if tqdm is installed
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -60,6 +60,8 @@ FLOATS: dict[str, Callable[[torch.dtype], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FLOATS)
 def test_floats(name: str, dtype: torch.dtype) -> None:
+    if name == "uniform_" and dtype.itemsize == 2 and torch.__version__ >= "2.14":
+        pytest.skip("torch 2.14 decomposes uniform_, and half precision rounds to the upper bound")
     # Kernels can contract the multiplication and addition of a distribution, or not.
     tolerance = 0 if name in ("rand", "bernoulli_", "none", "one") else 1e-6 if dtype.itemsize > 2 else 1e-2
     check(lambda: FLOATS[name](dtype), (), tolerance=tolerance)
@@ -97,6 +99,7 @@ def test_layouts(dims: tuple[int, ...], dtype: torch.dtype) -> None:
     check(function, (x,), tolerance=1e-2 if dtype == torch.bfloat16 else 1e-6)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 changes the order of random operators")
 def test_order_with_operators_that_draw_numbers_themselves() -> None:
     def function(x: Tensor) -> Any:
         first = torch.rand(10, device="bp")

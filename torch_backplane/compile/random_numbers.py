@@ -24,6 +24,10 @@ from torch_backplane.kernels.dtypes import least_as
 _aten = torch.ops.aten
 library = torch.library.Library("backplane", "FRAGMENT")
 library.define("random_state(int calls, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+library.define(
+    "eager_random(SymInt[] size, str kind, *, ScalarType dtype, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 # "rand" is uniform between a and b; "randn" is normal with mean a and standard deviation b.
 library.define("random(SymInt[] size, Tensor state, int call, str kind, float a, float b, ScalarType dtype) -> Tensor")
 library.define("random_integers(SymInt[] size, Tensor state, int call, int low, int high, ScalarType dtype) -> Tensor")
@@ -32,6 +36,18 @@ library.define("random_integers(SymInt[] size, Tensor state, int call, int low, 
 @torch.library.register_fake("backplane::random_state", lib=library)
 def _(calls: int, *, device: torch.device) -> torch.Tensor:
     return torch.empty(2, dtype=torch.int64, device=device)
+
+
+@torch.library.impl(library, "eager_random", "CompositeExplicitAutograd")
+def _(size: Sequence[int], kind: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.rand` or `torch.randn`, which Inductor would decompose."""
+    found: torch.Tensor = getattr(torch, kind)(size, dtype=dtype, device=device)
+    return found
+
+
+@torch.library.register_fake("backplane::eager_random", lib=library)
+def _(size: Sequence[int], kind: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device=device)
 
 
 @torch.library.register_fake("backplane::random", lib=library)
@@ -49,7 +65,6 @@ _RANDOM: dict[Any, Callable[..., tuple[str, float, float]]] = {
     torch.ops.prims.normal.default: lambda shape, mean, std: ("randn", mean, std),
 }
 _INTEGERS = _aten.randint.low
-_FILLS = {_aten.rand.default: _aten.uniform.default, _aten.randn.default: _aten.normal_functional.default}
 _FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "requires_grad", "generator"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _COMPARISONS = (_aten.gt, _aten.ge, _aten.lt, _aten.le)
@@ -79,11 +94,12 @@ def replace_calls(graph: fx.Graph) -> int:
         if not _has_kernel(node):
             extended.clear()
         elif any(isinstance(size, int) and size == 0 for size in found.shape):
-            _replace_by(graph, node, _empty(graph, node))
-        elif found.dtype == torch.float64 and node.target in _FILLS:  # Inductor draws float32
-            empty = _empty(graph, node)
-            with graph.inserting_before(node):
-                _replace_by(graph, node, graph.call_function(_FILLS[node.target], (empty,)))
+            empty = torch.ops.aten.empty.memory_format
+            _replace_by(graph, node, empty, (_sizes(graph, node),), dtype=found.dtype, device=found.device)
+        elif found.dtype == torch.float64 and node.target in (_aten.rand.default, _aten.randn.default):
+            given = (node.args[0], node.target.overloadpacket.__name__)  # Inductor draws float32
+            eager = torch.ops.backplane.eager_random.default
+            _replace_by(graph, node, eager, given, dtype=found.dtype, device=found.device)
             extended.clear()
         elif not _is_fused(node):
             extended.clear()
@@ -126,37 +142,28 @@ def _is_fused(node: fx.Node) -> bool:
 
 def _replace(graph: fx.Graph, node: fx.Node, state: fx.Node, call: int) -> None:
     dtype, ops = node.meta["val"].dtype, torch.ops.backplane
+    if node.target == _INTEGERS:
+        *bounds, size = node.args
+        _replace_by(graph, node, ops.random_integers.default, (size, state, call, *bounds, dtype))
+        return
+    named = {name: one for name, one in node.kwargs.items() if name not in _FACTORY_OPTIONS}
+    kind, a, b = _RANDOM[node.target](*node.args, **named)
+    # Kernels compare numbers before they are rounded to half precision.
+    compared = _only_compared(node)
+    dtype = dtype if compared is None else torch.float32
+    for one in compared or ():
+        one.meta["val"] = one.meta["val"].to(dtype)
+    _replace_by(
+        graph, node, ops.random.default, (_sizes(graph, node), state, call, kind, float(a), float(b), dtype)
+    )
+
+
+def _replace_by(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], **named: Any) -> None:
     with graph.inserting_before(node):
-        if node.target == _INTEGERS:
-            *bounds, size = node.args
-            new = graph.call_function(ops.random_integers.default, (size, state, call, *bounds, dtype))
-        else:
-            named = {name: one for name, one in node.kwargs.items() if name not in _FACTORY_OPTIONS}
-            kind, a, b = _RANDOM[node.target](*node.args, **named)
-            # Kernels compare numbers before they are rounded to half precision.
-            compared = _only_compared(node)
-            dtype = dtype if compared is None else torch.float32
-            for one in compared or ():
-                one.meta["val"] = one.meta["val"].to(dtype)
-            size = _sizes(graph, node)
-            new = graph.call_function(ops.random.default, (size, state, call, kind, float(a), float(b), dtype))
-    _replace_by(graph, node, new)
-
-
-def _replace_by(graph: fx.Graph, node: fx.Node, new: fx.Node) -> None:
+        new = graph.call_function(target, args, named)
     new.meta.update(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)
-
-
-def _empty(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A tensor without values, like the result of `node`."""
-    found = node.meta["val"]
-    with graph.inserting_before(node):
-        options = {"dtype": found.dtype, "device": found.device}
-        empty = graph.call_function(_aten.empty.memory_format, (_sizes(graph, node),), options)
-    empty.meta.update(node.meta)
-    return empty
 
 
 def _only_compared(node: fx.Node) -> list[fx.Node] | None:
@@ -185,7 +192,8 @@ def _sizes(graph: fx.Graph, node: fx.Node) -> Any:
     def size(dim: int, known: Any) -> Any:
         if isinstance(known, int):
             return known
-        number = graph.call_function(_aten.sym_size.int, (first, dim))
+        with graph.inserting_before(node):
+            number = graph.call_function(_aten.sym_size.int, (first, dim))
         number.meta["val"] = known
         return number
 
