@@ -391,6 +391,21 @@ def test_modes(mode: str) -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, check_device=False)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_gradients_in_place_of_saved_tensors(mode: str) -> None:
+    """The backward graph reuses the memory of its arguments, also if it consists of parts."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.mT * 0.25, -1) @ v
+
+    given = [torch.randn(2, 12, 8, requires_grad=True) for _ in range(3)]
+    ours = [one.detach().to("bp").requires_grad_() for one in given]
+    torch.compile(attend, mode=mode)(*ours).square().sum().backward()
+    attend(*given).square().sum().backward()
+    for one, other in zip(ours, given, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, check_device=False)
+
+
 def test_operators_that_cuda_graphs_exclude() -> None:
     """reduce-overhead divides a graph into parts at operators with data-dependent shapes, and at copies to the CPU."""
 

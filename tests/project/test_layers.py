@@ -22,7 +22,7 @@ PACKAGE = {
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
-    "compile": {"_C", "accelerator", "drivers", "kernels", "planning"},
+    "compile": {"_C", "accelerator", "drivers", "kernels", "operators", "planning", "tuning"},
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},

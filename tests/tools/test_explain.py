@@ -278,6 +278,33 @@ def test_report_of_a_program_that_fails(tmp_path: Path) -> None:
     assert "comes from a cache" in problem
 
 
+PRODUCTS = """
+import torch
+
+@torch.compile(mode="max-autotune")
+def layer(x, w, r):
+    return (x @ w).relu() + r, x.t() @ r
+
+layer(*(torch.randn(shape, device="bp") for shape in ((20, 30), (30, 40), (20, 40))))
+"""
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="the devices have no dialect")
+def test_products_with_elementwise_operators(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PRODUCTS)
+    ended = explain(tmp_path, "--json", "report.json", "script.py")
+    assert ended.returncode == 0, ended.stderr
+    data = json.loads((tmp_path / "report.json").read_text())
+    steps = {one["name"]: one["operators"] for one in data["compilations"][0]["graphs"][0]["steps"]}
+    (kernel,) = (name for name in steps if name.startswith(PREFIX))
+    assert steps == {kernel: ["aten.mm", "aten.relu", "aten.add"], "extern_kernels.mm": ["aten.mm"]}
+    (product,) = data["products"]
+    described, _, chosen = product.rpartition(": ")
+    assert described == f"{kernel} ([20, 30]:[30, 1] @ [30, 40]:[40, 1])"
+    assert chosen in ("one kernel", "the product as in eager PyTorch, then a kernel")
+    assert f"\nProducts with elementwise operators\n  {kernel} " in ended.stdout
+
+
 def test_program_that_compiles_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print(sys.argv)\n")
     ended = explain(tmp_path, "script.py", "--json", "x")

@@ -2,7 +2,8 @@
 
 - Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
 - Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
-  graph does, and `runtime` replays it as a plan. `host` compiles for host devices.
+  graph does, and `runtime` replays it as a plan. `products` and `product_kernel` fuse elementwise operations into
+  products. `host` compiles for host devices.
 
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
 module of PyTorch after that module is imported.
@@ -65,10 +66,12 @@ def _treat_as_gpu(utils: types.ModuleType) -> None:
 
 
 def _lower(lowering: types.ModuleType) -> None:
-    from torch_backplane.compile import inductor, random_numbers
+    from torch_backplane.compile import inductor, products, random_numbers
 
     inductor.avoid_missing_atomics(lowering)
     random_numbers.register_lowerings(lowering)
+    products.register_lowerings(lowering)
+
 
 def _replace_random_numbers(joint_graph: types.ModuleType) -> None:
     from torch_backplane.compile import random_numbers

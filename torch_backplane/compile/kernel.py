@@ -65,6 +65,8 @@ class GraphKernel(SIMDKernel[Variable]):
         self.error_texts: list[str] = []
         self.reports_errors = False
         self.draws = False
+        self.more_input: tuple[Value, str] | None = None  # a variable, and the index of its element in VARIABLE_ptr
+        self.named_parameters: dict[str, Parameter] = {}
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
         self.team, self.lanes, self.tile = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
@@ -489,14 +491,17 @@ class GraphKernel(SIMDKernel[Variable]):
     def finished(self, entry: str) -> Kernel:
         """The kernel: its text and parameters."""
         dialect = self.dialect
-        parameters: list[Parameter] = []
+        self.named_parameters = {}
         declared: list[str] = []
         pointers: list[str] = []
         index_dtype = self.get_index_dtype_as_torch_dtype()
 
-        def buffer(pointer: str, dtype: torch.dtype, written: bool) -> None:
+        def add_parameter(name: str, role: Any, dtype: torch.dtype) -> None:
             self.used_dtypes.add(dtype)
-            parameters.append(Parameter("output" if written else "input", dtype, len(parameters)))
+            self.named_parameters[name] = Parameter(role, dtype, len(self.named_parameters))
+
+        def buffer(pointer: str, dtype: torch.dtype, written: bool) -> None:
+            add_parameter(pointer, "output" if written else "input", dtype)
             declared.extend(dialect.buffer_parameters(pointer, dtype, written))
             pointers.extend(dialect.buffer_pointer(pointer, dtype, written))
 
@@ -512,6 +517,12 @@ class GraphKernel(SIMDKernel[Variable]):
                 buffer(definition.name, dtype, definition.name in written)
             else:
                 numbers.append((definition.name, torch.float32 if _is_float(argument) else index_dtype))
+        loaded = []
+        if self.more_input is not None:
+            variable, place = self.more_input
+            buffer(f"{variable}_ptr", variable.dtype, False)
+            text = dialect.decode(f"{variable}_ptr[{place}]", variable.dtype)
+            loaded.append(f"const {dialect.type(value_dtype(variable.dtype))} {variable} = {text};")
         if self.reports_errors:
             buffer("errors", torch.int32, True)
         numbers += [(f"{tree.prefix}numel", index_dtype) for tree in self._dynamic_trees()]
@@ -519,8 +530,7 @@ class GraphKernel(SIMDKernel[Variable]):
             names = ["error_operator", *(f"error_text{k}" for k in range(len(self.error_texts)))]
             numbers += [(name, torch.int32) for name in names]
         for number, dtype in numbers:
-            self.used_dtypes.add(dtype)
-            parameters.append(Parameter("scalar", dtype, len(parameters)))
+            add_parameter(number, "scalar", dtype)
             declared.append(f"const {dialect.storage_type(dtype)} {number}")
         if self.tile > 1:
             self.body.writeline(self._tile_head("results"))
@@ -528,7 +538,7 @@ class GraphKernel(SIMDKernel[Variable]):
                 self.body.splice(self.outside)
                 self.body.splice(self.last_stores)
             self.body.writeline("}")
-        body = [*pointers, *self.shared.values(), *self._work_item(), *self.body.getvalue().splitlines()]
+        body = [*pointers, *self.shared.values(), *self._work_item(), *loaded, *self.body.getvalue().splitlines()]
         body = [line if line.startswith("  ") and line in pointers else f"  {line}" for line in body]
         functions = self._functions("\n".join(body))
         text = "\n".join([functions, *body])
@@ -537,7 +547,7 @@ class GraphKernel(SIMDKernel[Variable]):
         whole = dialect.kernel(entry, declared, group_size, body, bounded=self.team == 1)
         local = sum(self.team * _itemsize(array) for array in self.shared)
         source = "\n".join([header, macros(dialect, text), functions, whole])
-        return Kernel(entry, source, tuple(parameters), None, group_size, local)
+        return Kernel(entry, source, tuple(self.named_parameters.values()), None, group_size, local)
 
     def _work_item(self) -> Iterator[str]:
         """Statements that declare the indices of the work item, and end those that are out of bounds."""
@@ -573,6 +583,10 @@ class GraphKernel(SIMDKernel[Variable]):
         return re.sub(r"\bu?int64\b", lambda match: types[match[0]], "\n".join(parts))
 
     def call_kernel(self, name: str, node: ir.IRNode | None = None, deallocate_ws: bool = True) -> None:
+        V.graph.wrapper_code.writeline(f"{name}.run({', '.join(self.call_arguments(name))})")
+
+    def call_arguments(self, name: str) -> list[str]:
+        """The arguments of the kernel's `run` in the wrapper: buffers, numbers and sizes."""
         wrapper = V.graph.wrapper_code
         _, call_args, arguments, _ = self.args.python_argdefs()
         tensors, numbers = [], []
@@ -589,7 +603,7 @@ class GraphKernel(SIMDKernel[Variable]):
         for tree in self._kept_trees():
             static = isinstance(tree.numel, (int, sympy.Integer))
             sizes.append(str(int(tree.numel)) if static else f"{name}_{tree.prefix}numel")
-        wrapper.writeline(f"{name}.run([{', '.join(tensors)}], [{', '.join(numbers)}], [{', '.join(sizes)}])")
+        return [f"[{', '.join(each)}]" for each in (tensors, numbers, sizes)]
 
 
 def _is_float(argument: Any) -> bool:

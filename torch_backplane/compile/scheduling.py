@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch._inductor import config
-from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.common import BackendFeature, Kernel
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.scheduler import WhyNoFuse
 from torch._inductor.utils import get_fused_kernel_name, get_kernel_metadata
@@ -14,6 +14,7 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from torch_backplane.compile.kernel import GraphKernel
+from torch_backplane.compile.products import EpilogueKernel
 from torch_backplane.planning.launch import dialect_of
 
 
@@ -37,7 +38,8 @@ class GraphScheduling(SIMDScheduling):
         """As for other devices, if the fused kernel has no more arguments than the device takes."""
         buffers = {one.name for node in (node1, node2) for one in (*node.read_writes.reads, *node.read_writes.writes)}
         dialect = dialect_of(node1.get_device())
-        numbers = 16 * 8  # sizes; there are fewer of them in practice
+        is_product = node1.is_template() or node2.is_template()
+        numbers = (48 if is_product else 16) * 8  # sizes and strides; there are fewer of them in practice
         if len(buffers) * dialect.buffer_bytes + numbers > dialect.target.max_argument_bytes:
             WhyNoFuse(node1, node2)("%s buffers are too many arguments for the device", len(buffers))
             return False
@@ -45,6 +47,27 @@ class GraphScheduling(SIMDScheduling):
 
     can_fuse_vertical = can_fuse
     can_fuse_horizontal = can_fuse
+
+    def codegen_template(self, template_node: Any, epilogue_nodes: Any, prologue_nodes: Any, **given: Any) -> None:
+        """Writes a product, with the elementwise operations on its results."""
+        assert not prologue_nodes, "products have no prologues"
+        if not epilogue_nodes:
+            with V.set_kernel_handler(Kernel(increase_kernel_count=False)):
+                template_node.mark_run()
+            V.graph.wrapper_code.writeline(template_node.node.call())
+        else:
+            kernel = EpilogueKernel(template_node, epilogue_nodes)
+            kernel.write_operations()
+            with V.set_kernel_handler(kernel):
+                text = kernel.codegen_kernel()
+                for node in (template_node, *epilogue_nodes):
+                    node.mark_run()
+            nodes = [template_node, *epilogue_nodes]
+            name = self.define_kernel(text, nodes, kernel)
+            self.codegen_comment(nodes, name)
+            kernel.call_kernel(name)
+            V.graph.removed_buffers |= kernel.removed_buffers
+        self.free_buffers_in_scheduler()
 
     def define_kernel(self, src_code: str, node_schedule: Any, kernel: Any) -> str:
         wrapper = V.graph.wrapper_code

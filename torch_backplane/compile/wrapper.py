@@ -15,7 +15,10 @@ class GraphWrapper(PythonWrapperCodegen):
     @staticmethod
     def create(is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None) -> Any:
         if is_subgraph:
-            return PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
+            made = PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
+            if partition_signatures is not None:  # a part of the graph, as in mode="reduce-overhead"
+                made.reuses = parent_wrapper.reuses
+            return made
         return GraphWrapper()
 
     def write_header(self) -> None:

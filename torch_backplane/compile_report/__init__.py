@@ -107,11 +107,17 @@ class GraphBreak:
 
 @dataclass
 class Report:
-    """What was compiled. `problems` says what could not be recorded."""
+    """What was compiled.
+
+    Args:
+        problems: what could not be recorded.
+        products: what runs each product whose results elementwise operators use, under max-autotune.
+    """
 
     compilations: list[Compilation] = field(default_factory=list)
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)
 
 
 def page(report: Report, title: str) -> str:

@@ -153,7 +153,7 @@ def _operators(node: Any, order: dict[torch.fx.Node, int]) -> list[str]:
     """The program's operators that a node of Inductor's schedule comes from, in its order."""
     origins = {one for each in node.get_nodes() for one in each.node.get_origins() if one.op == "call_function"}
     found = sorted(origins & order.keys(), key=order.__getitem__)
-    if isinstance(node, ExternKernelSchedulerNode):  # the others compute its arguments
+    if isinstance(node.node, (ir.ExternKernel, ir.TemplateBuffer)):  # the others compute its arguments
         operation: Any = node.node
         exactly = operation.get_origin_node()
         found = [exactly] if exactly in order else found[-1:]
@@ -179,6 +179,8 @@ def _step(node: Any, kernel: str, order: dict[torch.fx.Node, int]) -> Step:
         name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
         return Step("operator", name, operators, reads, writes)
     reads, writes = (_in_bytes(_accesses_of_kernel(node.get_nodes(), kind)) for kind in ("reads", "writes"))
+    if node.is_template() and not kernel:  # a product alone
+        return Step("operator", node.node.python_kernel_name, operators, reads, writes)
     return Step("kernel", kernel or node.get_name(), operators, reads, writes)
 
 

@@ -117,12 +117,16 @@ class _Recorder(logging.Handler):
             one.recompile_reason = found["recompile_reason"]
             one.failure = _failure(found) if found["fail_type"] else None
 
+    def _read_product(self, _: Any, text: str) -> None:
+        self._report.products.append(text)
+
     _READERS: ClassVar[dict[str, Callable[..., Any]]] = {
         "dynamo_start": _read_start,
         "inductor_output_code": _read_graph,
         "dynamo_graph_break_reason": _read_break,
         "compilation_metrics": _read_times,
         "bwd_compilation_metrics": _read_times,
+        "bp_product": _read_product,
     }
 
 

@@ -43,8 +43,13 @@ class Operands:
         self._values = problem.values
         self._generator = torch.Generator().manual_seed(0)  # does not advance the program's generator
 
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Creates the tensor with the sizes and strides of a parameter; None if the parameter is "-"."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """Creates the tensor with the sizes and strides of a parameter; None if the parameter is "-".
+
+        Args:
+            name: the parameter.
+            dtype: the tensor's dtype; that of the problem by default.
+        """
         text = self._text(name)
         if text == "-":
             return None
@@ -53,20 +58,21 @@ class Operands:
         if not colon or len(shape) != len(steps):
             raise ValueError(f"{name}={text} is not a tensor such as {name}=64x32:32x1")
         extent = sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) + 1 if all(shape) else 0
-        return self.vector(extent).as_strided(shape, steps)
+        return self.vector(extent, dtype).as_strided(shape, steps)
 
-    def vector(self, size: int) -> torch.Tensor:
+    def vector(self, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Creates a vector of random numbers: from 0 to 1, or for integer dtypes 0, 1 and 2."""
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            memory = torch.rand(size, generator=self._generator).to(self.dtype)
+        dtype = dtype or self.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            memory = torch.rand(size, generator=self._generator).to(dtype)
         else:
-            memory = torch.randint(0, 3, (size,), generator=self._generator).to(self.dtype)
+            memory = torch.randint(0, 3, (size,), generator=self._generator).to(dtype)
         self.nbytes += memory.nbytes
         return memory.to(self.device)
 
-    def given(self, name: str) -> torch.Tensor:
+    def given(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Creates the tensor of a parameter that must not be "-"."""
-        tensor = self.tensor(name)
+        tensor = self.tensor(name, dtype)
         if tensor is None:
             raise ValueError(f"{name}=- is not a tensor such as {name}=64x32:32x1")
         return tensor

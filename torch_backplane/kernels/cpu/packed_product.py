@@ -39,16 +39,20 @@ def suits(dialect: Dialect, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor)
     return bool(rows >= (_ROWS[-1] if b.stride(-1) == 1 else _COPIED_ROWS))
 
 
-def packed(dialect: Dialect, out: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Packed:
-    """The launch for `out`; out, b and c are as in `matmul`, with two batch dimensions."""
+def packed(dialect: Dialect, out: torch.Tensor, b: torch.Tensor, in_rows: bool, added: bool) -> Packed:
+    """The launch for `out`; out and b are as in `matmul`, with two batch dimensions.
+
+    Args:
+        in_rows: whether neighbours in the rows of the result, and of c, are neighbours in memory.
+        added: whether c is added.
+    """
     kind = summed(out.dtype)
     lanes, (rows, columns) = lane_count(dialect, kind.value), out.shape[-2:]
     column_tiles = math.prod(out.shape[:-2]) * -(-columns // (_VECTORS * lanes))
     tile_rows = _tile_rows(dialect, column_tiles, rows)
-    in_rows = out.stride(3) == 1 and (c is None or c.stride(3) == 1)
     along = "row" if b.stride(3) == 1 else "column" if b.stride(2) == 1 else ""
     functions = turning("lanes_turn", "value_t_lanes", lanes, facts(kind.value).bits) if along == "column" else ""
-    body = _body(tile_rows, along, in_rows, kind.loses, c is not None)
+    body = _body(tile_rows, along, in_rows, kind.loses, added)
     return Packed(column_tiles * -(-rows // tile_rows), functions, body)
 
 
@@ -105,8 +109,7 @@ def _body(tile_rows: int, along: str, in_rows: bool, loses: bool, added: bool) -
     at_c = f"{batch_start('c')} + (i + x) * c_row + j + {{v}} * LANES"
     of_c = f"LANES_OF((value_t)beta) * load_c_lanes({at_c}) + " if added else ""
     stores = " ".join(
-        f"store_out_lanes({batch_start('out')} + (i + x) * out_row + j + {v} * LANES, "
-        f"{of_c.format(v=v)}LANES_OF((value_t)alpha) * {total.format(v=v)});"
+        f"STORE_RESULTS(i + x, j + {v} * LANES, {of_c.format(v=v)}LANES_OF((value_t)alpha) * {total.format(v=v)});"
         for v in vectors
     )
     singly = f"""for (int lane = 0; lane < {tile}; ++lane) {{

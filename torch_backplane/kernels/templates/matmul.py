@@ -22,6 +22,7 @@ import torch
 
 from torch_backplane.kernels.cpu import packed_product
 from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.templates.epilogues import Epilogue, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
@@ -50,19 +51,21 @@ _WHOLE = "/whole"  # suffix of forms that do not split sums
 
 
 class ProductParams(NamedTuple):
-    """How sums are computed.
+    """How sums are computed, and what becomes of the results.
 
     Args:
         form: one of `forms`; empty for the default form.
         workspace: maximum bytes for partial sums, if there is a limit.
         reduced: partial sums are rounded to out's dtype.
         divides: whether sums can be split.
+        epilogue: what the kernel computes instead of storing the results.
     """
 
     form: str = ""
     workspace: int | None = None
     reduced: bool = False
     divides: bool = True
+    epilogue: Epilogue | None = None
 
 
 def matmul(
@@ -79,18 +82,20 @@ def matmul(
     Sums of float16 and bfloat16 are in float32; integers wrap. Operands can have any strides, including 0.
 
     Args:
-        out: shape (batch, rows, columns), with zero, one or two batch dimensions.
+        out: shape (batch, rows, columns), with zero, one or two batch dimensions. With an epilogue, only its sizes
+            and its dtype count.
         a: shape (batch, rows, depth).
         b: shape (batch, depth, columns).
         c: has out's shape (expanded if necessary); can be out itself.
         scales: alpha and beta.
     """
-    (alpha, beta), (form, workspace, reduced, divides) = scales, params
+    (alpha, beta), (form, workspace, reduced, divides, epilogue) = scales, params
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
-    if c is None and out.stride(3) != 1 and out.stride(2) == 1:
+    if epilogue is None and c is None and out.stride(3) != 1 and out.stride(2) == 1:
         out, a, b = out.mT, b.mT, a.mT
+    stored = stored_results(dialect, out, epilogue)
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
     factors_of = {"a": a, "b": b}
@@ -118,11 +123,12 @@ def matmul(
                 group_size=side * side,
                 strided=set(factors_of),
             ).launch()
-            return [first, *add_parts(dialect, "matmul", out, parts, c, alpha, beta)]
+            return [first, *add_parts(dialect, "matmul", out, parts, c, scales, epilogue)]
         form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
     elif not short and packed_product.suits(dialect, out, a, b):
         form, group = "packed", 1
-        packed = packed_product.packed(dialect, out, b, c)
+        in_rows = (epilogue is not None or out.stride(3) == 1) and (c is None or c.stride(3) == 1)
+        packed = packed_product.packed(dialect, out, b, in_rows, c is not None)
         groups, functions, body = packed.groups, packed.functions, packed.body
     else:
         form, group = "outer", dialect.target.small_group(_SMALL_GROUP)
@@ -133,19 +139,20 @@ def matmul(
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner(group) if form == "inner" else _outer(group, row_contiguous, short)
-    form += "_short" if short else ""
+    form += ("_short" if short else "") + ("" if epilogue is None else "_epilogue")
     made = spec(
         f"matmul_{form}",
-        outputs={"out": out},
-        inputs=inputs,
-        integers={**integers, **_strides({"out": out, **inputs})},
-        numbers=factors(kind, c, alpha, beta),
-        functions=functions,
+        outputs=stored.outputs,
+        inputs={**inputs, **stored.inputs},
+        integers={**integers, **_strides({**({"out": out} if epilogue is None else {}), **inputs})},
+        numbers={**factors(kind, c, alpha, beta), **stored.numbers},
+        types=stored.types,
+        functions=functions + stored.functions,
         body=body,
         groups=groups,
         group_size=group,
         bounded=side is None,
-        strided={"out", *inputs},
+        strided={*stored.outputs, *inputs, *stored.inputs},
     ).launch()
     return [made]
 

@@ -16,6 +16,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
+from torch_backplane.kernels.templates.epilogues import Epilogue, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # A work group of side × side work items computes side × side × PER_ITEM × PER_ITEM results, DEPTH products at a time.
@@ -255,15 +256,16 @@ def add_parts(
     out: torch.Tensor,
     given: Mapping[str, torch.Tensor],
     c: torch.Tensor | None = None,
-    alpha: int | float = 1,
-    beta: int | float = 1,
+    scales: tuple[int | float, int | float] = (1, 1),
+    epilogue: Epilogue | None = None,
 ) -> list[Launch]:
-    """Computes out = beta * c + alpha * (sum of the partial sums `given`).
+    """Computes out = beta * c + alpha * (sum of the partial sums `given`); `scales` are alpha and beta.
 
     Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
     them if there are too few results to fill the device.
     """
     kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
+    stored = stored_results(dialect, out, epilogue)
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
     while groups < enough and parts >= _LONG:
@@ -291,28 +293,36 @@ def add_parts(
         given, parts = added, chunks
     sizes, names = [f"size{d}" for d in range(4)], [f"at{d}" for d in range(4)]
     integers = {"results": results, "parts": parts, **dict(zip(sizes, out.shape, strict=True))}
-    for one, tensor in {"out": out, **({} if c is None else {"c": c})}.items():
+    strided = {**({"out": out} if epilogue is None else {}), **({} if c is None else {"c": c})}
+    for one, tensor in strided.items():
         integers |= {f"{one}_step{d}": step for d, step in enumerate(tensor.stride())}
     out_at, c_at = (" + ".join(f"{at} * {one}_step{d}" for d, at in enumerate(names)) for one in ("out", "c"))
+    value = f"WITH_C({c_at}) TOTAL(sum)"
+    store = f"store_out({out_at}, {value});"
+    if epilogue is not None:
+        place = "const index_t batch = at0 * size1 + at1, rows = size2, columns = size3;"
+        store = f"{place} STORE_RESULT(at2, at3, {value})"
     body = f"""
   const index_t at = item;
   {_loop("0", "parts", kind)}
   {split("at", sizes, names)}
-  store_out({out_at}, WITH_C({c_at}) TOTAL(sum));
+  {store}
 """
     launches.append(
         LaunchSpec(
             f"{name}_sum",
             dialect,
-            outputs={"out": out},
-            inputs={**given, **({} if c is None else {"c": c})},
+            outputs=stored.outputs,
+            inputs={**given, **({} if c is None else {"c": c}), **stored.inputs},
             integers=integers,
-            numbers=factors(kind, c, alpha, beta),
+            numbers={**factors(kind, c, *scales), **stored.numbers},
+            types=stored.types,
+            functions=stored.functions if epilogue is not None else "",
             constants={"WITH_C(at)": with_c(c)},
             value=kind.value,
             body=body,
             items=results,
-            strided={"out", "c"},
+            strided={"c", *stored.outputs, *stored.inputs},
         ).launch()
     )
     return launches
@@ -330,7 +340,6 @@ def batch_start(tensor: str) -> str:
 
 
 def store_result(i: str, j: str, value: str) -> str:
-    return (
-        f"if ({i} < rows && {j} < columns) store_out({batch_start('out')} + ({i}) * out_row + ({j}) * out_column, "
-        f"WITH_C({batch_start('c')} + ({i}) * c_row + ({j}) * c_column) {value});"
-    )
+    """Returns a statement that stores a result, if there is one in row i and column j (`epilogues.py`)."""
+    at = f"{batch_start('c')} + ({i}) * c_row + ({j}) * c_column"
+    return f"if ({i} < rows && {j} < columns) {{ STORE_RESULT({i}, {j}, WITH_C({at}) {value}); }}"
