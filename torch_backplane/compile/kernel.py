@@ -465,13 +465,13 @@ class GraphKernel(SIMDKernel[Variable]):
         return [tree for tree in self.range_trees if not isinstance(tree.numel, (int, sympy.Integer))]
 
     def codegen_kernel(self, name: str | None = None) -> str:
-        """The definition of the kernel in the wrapper: a call of `torch_backplane.compile.runtime.define_kernel`."""
+        """The kernel in the wrapper: a `torch_backplane.compile.runtime.GraphKernel`."""
         self.codegen_body()
         entry = name or "KERNEL_NAME"
         kernel = self.finished(entry)
         roles = [repr(one.role) if one.role in ("input", "output") else str(one.dtype) for one in kernel.parameters]
         lines = [
-            "bp_compile.define_kernel(",
+            "bp_compile.GraphKernel(",
             f"    name={entry!r},",
             f"    parameters=[{', '.join(roles)}],",
             f"    local_bytes={kernel.local_bytes!r},",

@@ -83,6 +83,11 @@ class ProductKernel:
         self._number = int.from_bytes(hashlib.sha256("\n".join(parts).encode()).digest()[:7], "big")
         _kernels[self._number] = self
 
+    def wait(self) -> ProductKernel:
+        """Waits for the build of `separate`. Raises RuntimeError if it failed."""
+        self.separate.wait()
+        return self
+
     def run(self, product: Product, tensors: list[torch.Tensor], numbers: list[Any], sizes: Sequence[int]) -> None:
         """Computes the product and the operations.
 

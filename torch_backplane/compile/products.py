@@ -119,7 +119,7 @@ class EpilogueKernel(GraphKernel):
                 node.codegen(self.split_and_set_ranges(node.get_ranges()))
 
     def codegen_kernel(self, name: str | None = None) -> str:
-        """The definition in the wrapper: a `torch_backplane.compile.product_kernel.ProductKernel`."""
+        """The kernel in the wrapper: a `torch_backplane.compile.product_kernel.ProductKernel`."""
         V.graph.wrapper_code.add_import_once("from torch_backplane.compile import product_kernel as bp_products")
         separate = super().codegen_kernel(name)
         can_fuse = not (self.draws or self.reports_errors)

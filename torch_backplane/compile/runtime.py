@@ -97,13 +97,12 @@ class GraphKernel:
         launch(self.kernel, tensors, numbers, sizes, group)
 
 
-def define_kernel(**given: Any) -> GraphKernel | LambdaFuture:
-    """Starts to build a kernel of a graph, and returns a future of the GraphKernel for `async_compile.wait`.
+def define_kernel(kernel: Any) -> Any:
+    """Returns a future of the kernel, whose build has been started, for `async_compile.wait`.
 
     Inductor waits for all kernels of a graph after it has defined them, with a progress bar if
     `torch._inductor.config.disable_progress` is false. With one compile thread, it waits for none.
     """
-    kernel = GraphKernel(**given)
     return LambdaFuture(kernel.wait) if get_compile_threads() > 1 else kernel.wait()
 
 

@@ -77,5 +77,6 @@ class GraphScheduling(SIMDScheduling):
         name = "_".join(["bp", fused, wrapper.next_kernel_suffix()])
         wrapper.src_to_kernel[src_code] = name
         origins, detailed = get_kernel_metadata(node_schedule, wrapper)
-        wrapper.define_kernel(name, src_code.replace("KERNEL_NAME", name), f"{origins}\n{detailed}")
+        definition = f"bp_compile.define_kernel({src_code.replace('KERNEL_NAME', name)})"
+        wrapper.define_kernel(name, definition, f"{origins}\n{detailed}")
         return name
