@@ -200,7 +200,6 @@ audit: $(ready) ## predict operators on GPUs, and write results/ and docs/audit.
 	$(python) -W ignore tools/record.py audit -- $(python) -W ignore -m torch_backplane audit --json - --markdown docs/audit.md $(ARGS)
 
 ptxas: $(ready) ## compile the kernels of many programs for NVIDIA GPUs, without one, and write results/ (half an hour)
-	$(python) -m pip install -q nvidia-cuda-nvrtc nvidia-cuda-nvdisasm
 	$(python) -W ignore tools/record.py ptxas -- $(python) -W ignore -m torch_backplane ptxas --json - $(ARGS)
 	$(python) -W ignore tools/pages.py
 

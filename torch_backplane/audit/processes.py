@@ -1,4 +1,4 @@
-"""Runs cases in a worker process that has a driver of its own, and starts another worker if one crashes."""
+"""Runs cases in a worker process with a separate driver, and starts another worker if one crashes."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_backplane.audit.cases import cases as audit_cases
+from torch_backplane.audit.workloads import Workload
 from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.database import load
 from torch_backplane.conformance.settings import Settings
@@ -47,13 +48,17 @@ def programs() -> dict[str, Program]:
     """Return all programs by title. Titles begin with `audit: `, `op: ` or `model: `."""
     found: dict[str, Callable[[torch.device], object]] = {}
     for title, case in audit_cases().items():
-        found[f"audit: {title}"] = lambda device, case=case: case.make(device, AUDIT_ELEMENTS)()
+        found[f"audit: {title}"] = functools.partial(_run_case, case)
     found |= {f"model: {title}": run for title, run in MODELS.items()}
     for name, op in _operators().items():
         for dtype in DTYPES:
             if dtype in op.supported_dtypes("cpu"):
                 found[f"op: {name} {str(dtype).removeprefix('torch.')}"] = functools.partial(_run_operator, op, dtype)
     return {title: Program(run, 0 if _READS_ERRORS.match(title) else 1) for title, run in found.items()}
+
+
+def _run_case(case: Workload, device: torch.device) -> None:
+    case.make(device, AUDIT_ELEMENTS)()
 
 
 @functools.cache

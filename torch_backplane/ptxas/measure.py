@@ -70,9 +70,7 @@ def _measure(kernels: Sequence[Kernel], architecture: str) -> list[Measured]:
     return found
 
 
-def measure_all(
-    kernels: Sequence[Kernel], architectures: Sequence[str], jobs: int
-) -> Iterator[dict[str, Measured]]:
+def measure_all(kernels: Sequence[Kernel], architectures: Sequence[str], jobs: int) -> Iterator[dict[str, Measured]]:
     """Measure kernels in `jobs` processes, and yield the figures of each, in order."""
     parts = [kernels[start : start + _TOGETHER] for start in range(0, len(kernels), _TOGETHER)]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:

@@ -140,7 +140,8 @@ def resources(log: str, entry: str) -> Resources:
     Raises:
         ValueError: it does not describe this kernel.
     """
-    part = re.search(rf"Compiling entry function '{re.escape(entry)}'.*?(?=Compiling entry function|\Z)", log, re.DOTALL)
+    start = "Compiling entry function"
+    part = re.search(rf"{start} '{re.escape(entry)}'.*?(?={start}|\Z)", log, re.DOTALL)
     sizes = part and re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part[0])
     registers = part and re.search(r"Used (\d+) registers", part[0])
     if not part or not sizes or not registers:

@@ -32,10 +32,11 @@ def main() -> None:
     seen: dict[tuple[str, str], int] = {}
     known = programs()
     for title in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["titles"]:
+        program = known[title]
         print(json.dumps({"begins": title}), file=channel)
+        device.value = program.value
         try:
-            device.value = known[title].value
-            known[title].run(place)
+            program.run(place)
         except Exception as error:  # kernels do not run, so a program can find values that it does not accept
             first = (str(error).splitlines() or [""])[0]
             print(json.dumps({"case": title, "error": f"{type(error).__name__}: {first}"}), file=channel)
