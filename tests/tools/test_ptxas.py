@@ -156,6 +156,22 @@ def test_kernels_are_not_confused_when_disassembled_together() -> None:
         assert [bool(one[name].lacking) for one in measured] == [number % 3 > 0 for number in range(70)]
 
 
+TITLES = (
+    "op: nn.functional.pdist float32",  # its kernel for the largest difference has had a warning
+    "op: scatter_reduce.amin int64",
+    "op: nonzero float32",
+    "op: polygamma.polygamma_n_1 float32",
+    "op: linalg.cholesky float32",
+    "model: LSTM, compiled, bfloat16",
+    "audit: sort of rows of 64",
+)
+
+
+@pytest.fixture(scope="module")
+def collected() -> tuple[list[Kernel], dict[str, str]]:
+    return collect([*TITLES, "op: sparse.mm.reduce float32"])
+
+
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +192,16 @@ def test_short_runs_are_sorted_in_registers(architecture: str, dtype: torch.dtyp
     assert machine_code(launch.kernel.text, launch.kernel.name, launch.group_size, architecture).stack == 0
 
 
+def test_lanes_of_formulas_with_loops_are_in_registers(collected: tuple[list[Kernel], dict[str, str]]) -> None:
+    """Compilers do not unroll the loop over a vector's lanes if the formula has loops."""
+    kernels = [one for one in collected[0] if one.entry == "bp_polygamma" and "stride" not in one.text]
+    assert kernels
+    for one in kernels:
+        assert "for (;;)" in one.text
+        assert "_lanes" not in one.text
+        assert machine_code(one.text, one.entry, one.group).stack <= 32  # bytes that sinf of CUDA's library needs
+
+
 def test_only_large_groups_have_launch_bounds() -> None:
     """With bounds, ptxas spills registers in order to hold one group more."""
     dialect = CudaCpp(Target(max_group_size=1024))
@@ -184,20 +210,6 @@ def test_only_large_groups_have_launch_bounds() -> None:
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
-
-TITLES = (
-    "op: nn.functional.pdist float32",  # its kernel for the largest difference has had a warning
-    "op: scatter_reduce.amin int64",
-    "op: nonzero float32",
-    "op: linalg.cholesky float32",
-    "model: LSTM, compiled, bfloat16",
-    "audit: sort of rows of 64",
-)
-
-
-@pytest.fixture(scope="module")
-def collected() -> tuple[list[Kernel], dict[str, str]]:
-    return collect([*TITLES, "op: sparse.mm.reduce float32"])
 
 
 def test_programs_are_recorded(collected: tuple[list[Kernel], dict[str, str]]) -> None:
