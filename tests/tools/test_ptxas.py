@@ -177,7 +177,7 @@ def collected() -> tuple[list[Kernel], dict[str, str]]:
 
 @pytest.mark.parametrize("dtype", [*CudaCpp.types, torch.float16, torch.bfloat16], ids=str)
 def test_vector_loads_of_every_dtype(dtype: torch.dtype) -> None:
-    """A formula over contiguous tensors reads and writes 4 elements at once; 1 byte each is no vector."""
+    """A formula over contiguous tensors reads and writes 4 elements together; of 1 byte each, they are no vector."""
     text = pointwise("same", lambda a: a, inputs=[dtype], outputs=[dtype], layout=Layout(0, 4), dialect=CudaCpp()).text
     assert sass.meant(text) == ({sass.LOADS, sass.STORES} if dtype.itemsize > 1 else set())
     machine_code(text, "bp_same", 64)
