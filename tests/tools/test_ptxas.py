@@ -161,6 +161,7 @@ TITLES = (
     "op: scatter_reduce.amin int64",
     "op: nonzero float32",
     "op: polygamma.polygamma_n_1 float32",
+    "audit: attention of one query and 16,384 keys",
     "op: linalg.cholesky float32",
     "model: LSTM, compiled, bfloat16",
     "audit: sort of rows of 64",
@@ -192,14 +193,18 @@ def test_short_runs_are_sorted_in_registers(architecture: str, dtype: torch.dtyp
     assert machine_code(launch.kernel.text, launch.kernel.name, launch.group_size, architecture).stack == 0
 
 
-def test_lanes_of_formulas_with_loops_are_in_registers(collected: tuple[list[Kernel], dict[str, str]]) -> None:
-    """Compilers do not unroll the loop over a vector's lanes if the formula has loops."""
-    kernels = [one for one in collected[0] if one.entry == "bp_polygamma" and "stride" not in one.text]
-    assert kernels
-    for one in kernels:
-        assert "for (;;)" in one.text
-        assert "_lanes" not in one.text
-        assert machine_code(one.text, one.entry, one.group).stack <= 32  # bytes that sinf of CUDA's library needs
+@architectures
+def test_only_functions_of_the_library_have_private_memory(
+    architecture: str, collected: tuple[list[Kernel], dict[str, str]]
+) -> None:
+    """Arrays are in registers: the lanes of formulas with loops (polygamma), the sums of attention."""
+    names = set()
+    for one in collected[0]:
+        if one.entry in ("bp_polygamma", "bp_attention_parts"):
+            in_memory = machine_code(one.text, one.entry, one.group, architecture).stack
+            assert in_memory <= (32 if "sinf(" in one.text else 0), one.text
+            names.add((one.entry, "for (;;)" in one.text))
+    assert names == {("bp_polygamma", True), ("bp_attention_parts", False)}
 
 
 def test_only_large_groups_have_launch_bounds() -> None:
@@ -207,6 +212,22 @@ def test_only_large_groups_have_launch_bounds() -> None:
     dialect = CudaCpp(Target(max_group_size=1024))
     assert "__launch_bounds__" not in dialect.entry("k", ["int* x"], None) + dialect.entry("k", ["int* x"], 256)
     assert "__launch_bounds__(512) k(int* x)" in dialect.entry("k", ["int* x"], 512)
+
+
+NARROW = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32]
+
+
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
+def test_known_findings_have_a_reason(narrow: torch.dtype) -> None:
+    dtypes = {"inputs": [torch.int64], "outputs": [narrow]}
+    made = pointwise("copy", lambda a: a.to(narrow), **dtypes, layout=Layout(0, 4), dialect=CudaCpp())
+    given = Kernel("a test", made.name, made.text, 64)
+    (measured,) = measure([given], ["sm_80"])
+    assert [one.reason for one in findings(given, measured)] == ["only the low part of each int64 is read"]
+    renamed = Kernel("a test", "bp_other", made.text.replace("bp_copy", "bp_other"), 64)
+    (measured,) = measure([renamed], ["sm_80"])
+    assert [one.reason for one in findings(renamed, measured)] == [""]
+    assert not report([renamed], [measured], 1, {})["ok"]
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
