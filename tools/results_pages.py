@@ -264,7 +264,7 @@ def ptxas() -> Iterator[str]:
     data = found["data"]
     kernels, place = data["kernels"], data["figures"].index
     architectures = [one for one in kernels[0] if one.startswith("sm_")]
-    yield f"{data['programs']:,} programs have {len(kernels):,} different kernels. NVRTC {data['nvrtc']}. "
+    yield f"{data['programs']:,} programs have {len(kernels):,} different kernels. NVRTC {data['nvrtc']}."
     yield f"{source('ptxas', found)}\n"
     rows = []
     for name in architectures:
@@ -297,8 +297,10 @@ def ptxas() -> Iterator[str]:
         yield "None."
 
     def listing(figure: str, worst_first: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        shown = {one["kernel"]: one for one in reversed(worst_first)}  # of kernels of one name, the worst
-        for one in list(reversed(shown.values()))[:WORST]:
+        shown: dict[str, Mapping[str, Any]] = {}
+        for one in worst_first:
+            shown.setdefault(one["kernel"], one)
+        for one in list(shown.values())[:WORST]:
             values = {name: one[name][place(figure)] if name in one else "" for name in architectures}
             yield f"| `{one['kernel']}` | {cell(one['case'])} | {' | '.join(map(cell, values.values()))} |"
 
@@ -306,6 +308,7 @@ def ptxas() -> Iterator[str]:
         return [one[name][place(figure)] for name in architectures if name in one]
 
     heading = f"| kernel | program | {' | '.join(architectures)} |\n|---|---|{'---|' * len(architectures)}"
+    yield "\nOf kernels with the same name, the next lists have the worst."
     yield f"\n### Registers per work item, the {WORST} kernels with the most\n"
     yield heading
     yield from listing("registers", sorted(kernels, key=lambda one: -max(worst(one, "registers"))))
