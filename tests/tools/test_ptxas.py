@@ -285,6 +285,13 @@ def test_command(tmp_path: Path) -> None:
     assert "sm_90" in ended.output
 
 
+def test_no_kernels_are_no_success() -> None:
+    """This program ends early."""
+    ended = run("--match", "^op: sparse.mm.reduce float32$", "--arch", "sm_80")
+    assert ended.exit_code == 1
+    assert "ended early: op: sparse.mm.reduce float32: NotImplementedError" in ended.output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -23,9 +23,9 @@ def ptxas(
     """Compile the kernels of many programs with NVRTC and ptxas, without a GPU, and look for spilled registers.
 
     The programs are the audit's cases, PyTorch's operator database and training steps of small models. Their kernels
-    are recorded, not run. The exit code is 0 if nothing was found except for known exceptions, 1 if a kernel does not
-    compile, spills registers, lacks instructions that its text means, or if its groups are too large, and 2 if the
-    command cannot run.
+    are recorded, not run. The exit code is 0 if kernels were compiled and nothing was found except for known
+    exceptions, 1 if there are no kernels, or if one does not compile, spills registers, lacks instructions that its
+    text means, or has groups that are too large, and 2 if the command cannot run.
     """
     import os
 

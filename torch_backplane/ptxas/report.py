@@ -66,7 +66,7 @@ def report(
     """
     found = [one for kernel, each in zip(kernels, measured, strict=True) for one in findings(kernel, each)]
     return {
-        "ok": all(one.reason for one in found),
+        "ok": bool(kernels) and all(one.reason for one in found),
         "nvrtc": version(),
         "programs": programs,
         "early": dict(errors),
