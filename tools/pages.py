@@ -92,6 +92,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "overview": _of_results("overview"),
     "ecosystem": _of_results("ecosystem"),
     "models": _of_results("models"),
+    "ptxas": _of_results("ptxas"),
 }
 
 

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "generate": ("Text generation", "Tokens per second. The ratio is new lengths divided by repeated ones."),
     "graphs": ("Graphs", "The columns named by … are the other way's time divided by the replay's: higher is better."),
 }
+WORST = 25  # kernels in a list of the worst
 STATES = {"native": "●", "library": "◆", "fallback": "◐", "refused": "○", "failed": "✕", "empty": ""}
 
 
@@ -255,3 +256,79 @@ def models() -> Iterator[str]:
             rows = [{"model": row["model"], "reason": why} for row, why in zip(others, reasons, strict=True)]
             yield from table(rows)
             yield ""
+
+
+def ptxas() -> Iterator[str]:
+    """What NVRTC and ptxas made of kernels: a row for each architecture, findings, and the worst kernels."""
+    found = load("ptxas")
+    data = found["data"]
+    kernels, place = data["kernels"], data["figures"].index
+    architectures = [one for one in kernels[0] if one.startswith("sm_")]
+    yield f"{data['programs']:,} programs have {len(kernels):,} different kernels. NVRTC {data['nvrtc']}."
+    yield f"{source('ptxas', found)}\n"
+    rows = []
+    for name in architectures:
+        columns = zip(*(one[name] for one in kernels if name in one), strict=True)
+        figures = dict(zip(data["figures"], columns, strict=True))
+        ordered = sorted(figures["registers"])
+        rows.append(
+            {
+                "architecture": name,
+                "compiled": len(ordered),
+                "errors": len(kernels) - len(ordered),
+                "spill": sum(map(bool, figures["spilled"])),
+                "private memory": sum(map(bool, figures["stack"])),
+                "lack instructions": sum(
+                    one["what"] == "lacks" and one["architecture"] == name for one in data["findings"]
+                ),
+                "registers: median": ordered[len(ordered) // 2],
+                "95 %": ordered[len(ordered) * 95 // 100],
+                "most": ordered[-1],
+                "occupancy: mean": sum(figures["occupancy"]) / len(ordered),
+                "below 0.5": sum(one < 0.5 for one in figures["occupancy"]),
+                "least": min(figures["occupancy"]),
+            }
+        )
+    yield from table(rows)
+    yield "\n### Findings\n"
+    if data["findings"]:
+        yield from table(data["findings"], ["what", "kernel", "case", "architecture", "detail", "reason"])
+    else:
+        yield "None."
+
+    def listing(figure: str, worst_first: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        shown: dict[str, Mapping[str, Any]] = {}
+        for one in worst_first:
+            shown.setdefault(one["kernel"], one)
+        for one in list(shown.values())[:WORST]:
+            values = {name: one[name][place(figure)] if name in one else "" for name in architectures}
+            yield f"| `{one['kernel']}` | {cell(one['case'])} | {' | '.join(map(cell, values.values()))} |"
+
+    def worst(one: Mapping[str, Any], figure: str) -> list[float]:
+        return [one[name][place(figure)] for name in architectures if name in one]
+
+    heading = f"| kernel | program | {' | '.join(architectures)} |\n|---|---|{'---|' * len(architectures)}"
+    yield "\nOf kernels with the same name, the next lists have the worst."
+    yield f"\n### Registers per work item, the {WORST} kernels with the most\n"
+    yield heading
+    yield from listing("registers", sorted(kernels, key=lambda one: -max(worst(one, "registers"))))
+    yield f"\n### Occupancy, the {WORST} kernels with the least\n"
+    yield heading
+    yield from listing("occupancy", sorted(kernels, key=lambda one: min(worst(one, "occupancy"))))
+    yield "\n### Bytes of private memory per work item\n"
+    in_memory = sorted(
+        (one for one in kernels if any(worst(one, "stack"))), key=lambda one: -max(worst(one, "stack"))
+    )
+    if in_memory:
+        yield heading
+        yield from listing("stack", in_memory)
+    else:
+        yield "None."
+    yield "\n### Programs that end early\n"
+    by_error: dict[str, list[str]] = {}
+    for title, error in data["early"].items():
+        by_error.setdefault(error[:100], []).append(title.removeprefix("op: "))
+    yield "| error | programs |"
+    yield "|---|---|"
+    for error, titles in sorted(by_error.items()):
+        yield f"| {cell(error)} | {', '.join(f'`{one}`' for one in titles)} |"

@@ -27,6 +27,7 @@ PACKAGE = {
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},
     "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
+    "ptxas": {"_C", "audit", "conformance", "drivers", "kernels"},
     "compile_report": {"compile"},
     "memory_plot": set(),
     "integrations": {"accelerator", "distributed"},
@@ -34,13 +35,13 @@ PACKAGE = {
     "testing": {"_C"},
     "cli": {
         "_C", "accelerator", "as_cuda", "audit", "compile_report", "conformance", "drivers", "integrations",
-        "interpreter", "kernels", "memory_plot", "tuning",
+        "interpreter", "kernels", "memory_plot", "ptxas", "tuning",
     },
 }
 # Tools: programs load them only on request.
 TOOLS = {
     "as_cuda", "audit", "cli", "compile_report", "conformance", "integrations", "interpreter", "memory_plot",
-    "sanitizer", "testing",
+    "ptxas", "sanitizer", "testing",
 }  # fmt: skip
 
 

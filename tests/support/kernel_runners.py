@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from torch_backplane.kernels import (
 )
 from torch_backplane.kernels.dtypes import STORAGE_ONLY
 from torch_backplane.kernels.layouts import TileLimits
+from torch_backplane.ptxas.nvrtc import CompileError, Missing, compile_text
 
 NUMPY = {
     torch.bool: np.uint8,
@@ -170,45 +169,16 @@ def run_pointwise(
     return kernel
 
 
-def _nvrtc_library() -> Path | None:
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    found = [path for root in nvidia.__path__ for path in sorted(Path(root).glob("*/lib/libnvrtc.so.*"))]
-    return found[0] if found else None
-
-
-@functools.cache
-def _nvrtc() -> ctypes.CDLL:
-    library = _nvrtc_library()
-    if library is None:
-        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
-    return ctypes.CDLL(str(library))
-
-
 def compile_cuda(text: str, options: Sequence[str]) -> str:
     """Compiles CUDA C++ and returns the PTX. Raises AssertionError with the compiler's log if it does not compile.
 
     Warnings are errors, except those about unused declarations.
     """
-    nvrtc = _nvrtc()
-    program = ctypes.c_void_p()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None) == 0
     try:
-        words = [word.encode() for word in (*options, "--diag-suppress=177")]
-        result = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
-        log = _nvrtc_text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        if result != 0 or log.strip():
-            raise AssertionError(log)
-        return _nvrtc_text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _nvrtc_text(get_size: Any, get: Any, program: ctypes.c_void_p) -> str:
-    size = ctypes.c_size_t()
-    get_size(program, ctypes.byref(size))
-    buffer = ctypes.create_string_buffer(size.value)
-    get(program, buffer)
-    return buffer.value.decode()
+        made = compile_text(text, (*options, "--diag-suppress=177"))
+    except Missing as error:
+        pytest.skip(str(error))
+    except CompileError as error:
+        raise AssertionError(str(error)) from error
+    assert not made.log.strip(), made.log
+    return made.code.decode()

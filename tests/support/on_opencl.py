@@ -67,6 +67,7 @@ FILES = {
     "test_operator_formulas.py": _TEXT,
     "test_packaging.py": "tests the installed files",
     "test_plain_c_driver.py": _OWN,
+    "test_ptxas.py": _OWN,
     "test_run.py": _OWN,
     "test_target.py": _OWN,
     "test_templates_attention.py": _TEXT,

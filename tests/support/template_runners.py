@@ -1,5 +1,5 @@
 """Runs the launches that kernel templates return: OpenCL C on a CPU, either dialect in the kernel interpreter. Also
-compiles their CUDA C++ text.
+compiles their CUDA C++ text with NVRTC.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from c_argument import CArgument
-from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
+from kernel_runners import NUMPY, _built, _memory, opencl, scalar
 
 from torch_backplane import sanitizer
 from torch_backplane.audit.driver import AuditDevice
@@ -23,6 +23,10 @@ from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reducti
 from torch_backplane.kernels.modelled import read_target
 from torch_backplane.kernels.templates.reduce import Form, Options, choose_form
 from torch_backplane.kernels.templates.source import Launch
+from torch_backplane.ptxas.collect import Kernel
+from torch_backplane.ptxas.measure import Measured, measure
+from torch_backplane.ptxas.nvrtc import Missing
+from torch_backplane.ptxas.report import findings
 
 
 @functools.cache
@@ -135,15 +139,22 @@ def run_reduction(
 
 
 @functools.cache
-def _compiled(text: str) -> None:
-    compile_cuda(text, CudaCpp().compile_options)
+def machine_code(text: str, entry: str, group: int, architecture: str = "sm_80") -> Measured:
+    """Returns the figures of a kernel in CUDA C++. Fails if it does not compile, spills registers, or has warnings."""
+    kernel = Kernel("a test", entry, text, group)
+    try:
+        (found,) = measure([kernel], [architecture])
+    except Missing as error:
+        pytest.skip(str(error))
+    assert not [*findings(kernel, found)]
+    return found[architecture]
 
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
-    """Compiles a template's CUDA C++ text."""
+    """Compiles a template's CUDA C++ text to machine code."""
     made = template(CudaCpp(), *args, **kwargs)
     for launch in [made] if isinstance(made, Launch) else made:
-        _compiled(launch.kernel.text)
+        machine_code(launch.kernel.text, launch.kernel.name, launch.group_size)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -152,4 +163,6 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape).to(dtype)
 
 
-__all__ = ["NUMPY", "check_cuda", "dialect", "interpret", "processors", "random", "run", "run_reduction"]
+__all__ = [
+    "NUMPY", "check_cuda", "dialect", "interpret", "machine_code", "processors", "random", "run", "run_reduction",
+]  # fmt: skip

@@ -15,6 +15,7 @@ from torch_backplane.cli.explain import explain
 from torch_backplane.cli.info import info
 from torch_backplane.cli.memory import memory
 from torch_backplane.cli.ops import ops
+from torch_backplane.cli.ptxas import ptxas
 from torch_backplane.cli.run import CONTEXT_SETTINGS, run
 from torch_backplane.cli.tune import tune
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (devices, doctor, info, conformance, ops, audit, tune):
+for command in (devices, doctor, info, conformance, ops, audit, ptxas, tune):
     app.command()(command)
 app.command(context_settings=CONTEXT_SETTINGS)(run)
 app.command(context_settings=CONTEXT_SETTINGS)(explain)

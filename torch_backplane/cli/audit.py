@@ -32,7 +32,7 @@ def audit(
     from rich.console import Console
 
     from torch_backplane.audit.driver import LANGUAGE
-    from torch_backplane.audit.run import AuditError
+    from torch_backplane.audit.processes import AuditError
     from torch_backplane.cli.console import check_writable, fail, write_json, write_text
     from torch_backplane.drivers.base import SettingError
     from torch_backplane.drivers.sizes import parse_size

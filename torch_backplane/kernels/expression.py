@@ -337,6 +337,10 @@ class Program:
         """The dimensions along which it uses the element's position; None for the element's linear index."""
         return tuple(one.value for one in self.instructions if one.operation == "index")  # type: ignore[misc]
 
+    @property
+    def has_loops(self) -> bool:
+        return any(one.operation == "loop" for one in self.instructions)
+
 
 @dataclass(frozen=True, eq=False)
 class Loop:

@@ -16,7 +16,7 @@ _ORDERS = {
     2.0: ("ADD(total, difference * difference)", "sqrt(TOTAL(total))", "difference / distance", "distance == 0"),
     math.inf: (
         "total = fmax(total, fabs(difference));",
-        "total",
+        "TOTAL(total)",
         "fabs(difference) == distance ? direction : (value_t)0",
         "0",
     ),

@@ -389,8 +389,10 @@ def _traced(
 
     def trace() -> _Traced:
         program = pointwise_program(formula, read, written, seen, numbers)
-        # A complex number is already a vector.
-        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(index).target.element_width
+        # A complex number is already a vector. Around a formula with loops, compilers do not unroll the loop over the
+        # lanes of a vector, and the lanes are in memory.
+        scalar = program.has_loops or any(dtype.is_complex for dtype in (*read, *written))
+        width = 1 if scalar else dialect_of(index).target.element_width
         return _Traced(name, program, read, written, numbers, seen, index, width)
 
     with tracing():

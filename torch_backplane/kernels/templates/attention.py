@@ -516,6 +516,8 @@ _BODY = """
         }
       BARRIER;
       $weigh
+      // Compilers do not unroll a loop with barriers by themselves, and then sum is in memory.
+      #pragma unroll
       for (int block = 0; block < BLOCKS; ++block)
         for (int part = 0; part < TILE; part += DEPTH) {
           BARRIER;

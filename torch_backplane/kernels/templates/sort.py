@@ -94,9 +94,12 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
   }}
   {order}
   const index_t to = row * runs_size + run * length;
-  for (index_t i = 0; i < min(length, size - begin); ++i) {{
-    keys[to + i] = keys_here[i];
-    {"places[to + i] = places_here[i];" if apart else ""}
+  // A constant number of steps: an array that is indexed in a loop of another length is not in registers.
+  for (int i = 0; i < {RUN}; ++i) {{
+    if (i < length && begin + i < size) {{
+      keys[to + i] = keys_here[i];
+      {"places[to + i] = places_here[i];" if apart else ""}
+    }}
   }}
 """
     items = self.shape[0] * -(-size // RUN)
