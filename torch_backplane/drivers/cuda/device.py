@@ -243,25 +243,11 @@ class CUDADevice(Device):
         finally:
             self.free(between)
 
-    def copy_from_peer(
-        self,
-        dst_handle: int,
-        dst_offset: int,
-        peer: Device,
-        src_handle: int,
-        src_offset: int,
-        nbytes: int,
-        stream: Stream,
-    ) -> bool:
+    def can_access_peer(self, peer: Device) -> bool:
         if not isinstance(peer, CUDADevice):
             return False
-        with self.current():  # CUDA copies through the host if the devices are not connected
-            checked(cuda.cuMemcpyAsync, dst_handle + dst_offset, src_handle + src_offset, nbytes, stream.handle)
-        return True
-
-    def can_access_peer(self, peer: Device) -> bool:
-        if not isinstance(peer, CUDADevice) or not checked(cuda.cuDeviceCanAccessPeer, self.handle, peer.handle):
-            return False
+        if not checked(cuda.cuDeviceCanAccessPeer, self.handle, peer.handle):
+            return True  # CUDA copies through the host
         with self.current():
             try:
                 checked(cuda.cuCtxEnablePeerAccess, peer.native_context, 0)
