@@ -99,7 +99,7 @@ class CUDADevice(Device):
             self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         return DeviceProperties(
-            name=checked(cuda.cuDeviceGetName, 256, self.handle).rstrip(b"\0").decode(),
+            name=checked(cuda.cuDeviceGetName, 256, self.handle).partition(b"\0")[0].decode(),
             total_memory=checked(cuda.cuDeviceTotalMem, self.handle),
             address_space="device",
             dlpack_device=(DLPACK_CUDA, self.index),

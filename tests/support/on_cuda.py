@@ -1,0 +1,51 @@
+"""Selects CUDA devices for `pytest --on cuda`: those of the emulator, unless TORCH_BACKPLANE_CUDA_LIBRARY is set.
+
+`TORCH_BACKPLANE_CUDA_LIBRARY=libcuda.so.1 pytest --on cuda` runs on GPUs. The tests that are left out are those that
+`--on opencl` leaves out (on_opencl.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import on_opencl
+
+EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment variables with which a program uses four emulated devices."""
+    sys.path.insert(0, str(EMULATOR))
+    import emulator
+
+    folder = emulator.library_folder()
+    return {
+        "TORCH_BACKPLANE_CUDA_LIBRARY": str(folder / "libcuda.so.1"),
+        "TORCH_BACKPLANE_NVRTC_LIBRARY": str(folder / "libnvrtc.so.13"),
+        "CUDA_EMULATOR_DEVICES": str(on_opencl.DEVICES),
+        "TORCH_BACKPLANE_DRIVERS": "cuda",
+    }
+
+
+def missing() -> str:
+    """Returns what is missing for tests of the CUDA driver, or an empty string."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "needs cuda-bindings (pip install cuda-bindings)"
+    return ""
+
+
+def choose_devices() -> int:
+    """Makes this process and its children use CUDA devices. Call before bp is used. Returns the number of devices."""
+    if missing():
+        return 0
+    if "TORCH_BACKPLANE_CUDA_LIBRARY" not in os.environ:
+        os.environ.update(environment())
+    from torch_backplane.drivers.cuda import CUDADriver
+
+    found = len(CUDADriver().devices())
+    os.environ["TORCH_BACKPLANE_DRIVERS"] = "cuda" if found >= on_opencl.DEVICES else "cuda,host"
+    os.environ["TORCH_BACKPLANE_HOST_DEVICES"] = str(max(1, on_opencl.DEVICES - found))
+    return found
