@@ -41,8 +41,8 @@ struct Fiber {
   char* stack;
   bool started = false, alive = false;
   bool at_barrier = false, in_shuffle = false;
-  uint64_t value = 0;  // argument of a shuffle, then its result
-  uint32_t offset = 0;
+  uint64_t value = 0, result = 0;  // of a shuffle
+  uint32_t lane = 0;               // whose value it gets
 };
 
 constexpr uint32_t kSubgroup = 32;  // work items of a subgroup
@@ -100,11 +100,10 @@ bool exchange(bool* diverges, uint32_t* absent) {
     uint32_t present = 0;
     for (uint32_t i = begin; i < end; ++i) {
       Fiber* fiber = fibers[i];
-      const uint32_t from = i + fiber->offset;
+      const uint32_t from = fiber->lane < kSubgroup ? begin + fiber->lane : end;
       if (fiber->in_shuffle) {
         ++present;
-        // Items with higher numbers still hold their arguments.
-        fiber->value = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
+        fiber->result = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
       }
     }
     for (uint32_t i = begin; present != 0 && i < end; ++i) {
@@ -306,13 +305,18 @@ void interpreter_barrier(uint32_t flags) {
   wait();
 }
 
-// Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
-uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
+// Returns the value of a work item of the subgroup, or its own if there is none with this number.
+uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane) {
   running->value = value;
-  running->offset = offset;
+  running->lane = lane;
   running->in_shuffle = true;
   wait();
-  return running->value;
+  return running->result;
+}
+
+// Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
+uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
+  return interpreter_shuffle_from(value, item % kSubgroup + offset);
 }
 
 void interpreter_range(void* at, uint64_t bytes, uint32_t writes) {
