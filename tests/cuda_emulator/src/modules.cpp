@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,15 +58,22 @@ std::vector<char> binary_of(const char* text) {
 
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  const int file = memfd_create("emulated module", MFD_CLOEXEC);
+  const char* folder = getenv("TMPDIR");
+  // The name is unique, because dlopen returns the loaded library of the same name.
+  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/emulated-module-XXXXXX";
+  const int file = mkstemp(path.data());
+  if (file < 0) {
+    return nullptr;
+  }
   void* library = nullptr;
-  if (file >= 0 && write(file, image, bytes) == static_cast<ssize_t>(bytes)) {
-    library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  if (write(file, image, bytes) == static_cast<ssize_t>(bytes)) {
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     if (library == nullptr && getenv("CUDA_EMULATOR_REPORT") != nullptr) {
       fprintf(stderr, "CUDA emulator: %s\n", dlerror());
     }
   }
   close(file);
+  unlink(path.c_str());
   return library;
 }
 
