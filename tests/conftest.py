@@ -125,7 +125,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     if config.getoption("--on") == "host":
         return
     items[:] = [item for item in items if is_general(item.path)]  # files named on the command line are not ignored
-    left_out = on_opencl.LATE_TESTS if config.getoption("--on") == "late-host" else on_opencl.TESTS
+    left_out = {
+        "late-host": on_opencl.LATE_TESTS, "opencl": on_opencl.TESTS, "cuda": on_opencl.TESTS | on_cuda.TESTS
+    }[config.getoption("--on")]  # fmt: skip
     for item in items:
         name = f"{item.path.name}::{item.nodeid.rpartition('::')[2]}"
         reason = left_out.get(name) or left_out.get(name.partition("[")[0])

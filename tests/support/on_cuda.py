@@ -1,7 +1,7 @@
 """Selects CUDA devices for `pytest --on cuda`: those of the emulator, unless TORCH_BACKPLANE_CUDA_LIBRARY is set.
 
-`TORCH_BACKPLANE_CUDA_LIBRARY=libcuda.so.1 pytest --on cuda` runs on GPUs. The tests that are left out are those that
-`--on opencl` leaves out (on_opencl.py).
+`TORCH_BACKPLANE_CUDA_LIBRARY=libcuda.so.1 pytest --on cuda` runs on GPUs. TESTS are left out, and what `--on opencl`
+leaves out (on_opencl.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ import sys
 from pathlib import Path
 
 import on_opencl
+
+# "file::test" → why the test is not for CUDA devices.
+TESTS = {
+    "test_streams.py::test_invalid_external_streams_raise": "1 is CUDA's default stream; see test_cuda_streams.py",
+    "test_streams.py::test_sharing_between_processes_is_refused": "the CUDA driver shares memory and events",
+}
 
 EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
 

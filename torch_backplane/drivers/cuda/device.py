@@ -35,6 +35,8 @@ from torch_backplane.drivers.cuda.target import target
 from torch_backplane.kernels.dialects.cuda_cpp import CudaCpp
 
 DLPACK_CUDA = 2  # kDLCUDA
+LEGACY_STREAM = 1  # CU_STREAM_LEGACY, CUDA's default stream
+LEAST_ADDRESS = 1 << 16  # no memory is mapped below it
 RANGE_UNIT = 2 << 20  # bytes: the parts of an address range are multiples of it
 
 _ATTRIBUTE = cuda.CUdevice_attribute
@@ -331,6 +333,8 @@ class CUDADevice(Device):
         return Stream(int(stream))
 
     def adopt_stream(self, handle: int) -> Stream:
+        if handle != LEGACY_STREAM and (handle < LEAST_ADDRESS or handle % ctypes.sizeof(ctypes.c_void_p)):
+            raise ValueError(f"{handle} is not a CUDA stream")  # CUDA would read at that address
         with self.current():
             status, context = cuda.cuStreamGetCtx(handle)
         if int(status) != 0:
