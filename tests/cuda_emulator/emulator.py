@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import subprocess
@@ -51,6 +52,7 @@ _NVRTC = ("nvrtc.cpp", "nvrtc_source.cpp", "processes.cpp")
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
+@functools.cache
 def library_folder() -> Path:
     """Return the folder of libcuda.so.1, libnvrtc.so.13 and libnvrtc.so.12. Compiles them if a source is new.
 
@@ -83,6 +85,7 @@ def environment() -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(paths), "LD_PRELOAD": ":".join(preload)}
 
 
+@functools.cache
 def load() -> ctypes.CDLL:
     """Load the libraries, and return libcuda. Must be called before another libcuda or libnvrtc is loaded."""
     folder = library_folder()

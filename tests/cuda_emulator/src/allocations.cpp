@@ -60,8 +60,7 @@ void free_memory_of(const Context& context) {
   Memory& memory = Memory::the();
   for (const Allocation& one : memory.of(context)) {
     Allocation removed;
-    if (memory.remove(one.begin, one.kind, &removed) && one.kind != MemoryKind::kRegistered &&
-        one.kind != MemoryKind::kMapped) {
+    if (memory.remove(one.begin, one.kind, &removed) && one.kind != MemoryKind::kRegistered) {
       release(removed);
     }
   }
@@ -77,6 +76,7 @@ API cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
 
 API cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   REQUIRE(address != nullptr && bytes != 0, CUDA_ERROR_INVALID_VALUE);
   return allocate(context, bytes, address);
 }
@@ -86,6 +86,7 @@ API cuMemFree_v2(CUdeviceptr address) {
   if (address == 0) {
     return CUDA_SUCCESS;
   }
+  RETURN_ERROR(refuse_during_capture());
   Allocation found;
   REQUIRE(Memory::the().remove(address, MemoryKind::kDevice, &found), CUDA_ERROR_INVALID_VALUE);
   if (const auto of = found.context.lock()) {
@@ -112,16 +113,19 @@ API cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr addre
 
 API cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   return allocate_host(context, address, bytes, flags);
 }
 
 API cuMemAllocHost_v2(void** address, size_t bytes) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   return allocate_host(context, address, bytes, 0);
 }
 
 API cuMemFreeHost(void* address) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   Allocation found;
   const auto begin = reinterpret_cast<uint64_t>(address);
   REQUIRE(Memory::the().remove(begin, MemoryKind::kHost, &found), CUDA_ERROR_INVALID_VALUE);
@@ -134,6 +138,7 @@ API cuMemFreeHost(void* address) {
 
 API cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   REQUIRE(address != nullptr && bytes != 0 && flags <= 15, CUDA_ERROR_INVALID_VALUE);
   Memory& memory = Memory::the();
   std::lock_guard lock(memory.mutex);
@@ -148,6 +153,7 @@ API cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
 
 API cuMemHostUnregister(void* address) {
   ENTER_CONTEXT();
+  RETURN_ERROR(refuse_during_capture());
   REQUIRE(address != nullptr, CUDA_ERROR_INVALID_VALUE);
   Allocation found;
   const auto begin = reinterpret_cast<uint64_t>(address);

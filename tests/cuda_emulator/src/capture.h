@@ -1,8 +1,21 @@
-// Recording of events and waiting for them, with stream capture.
+// Stream capture: operations of streams become nodes of a graph. Recording of events and waiting for them.
 
 #pragma once
 
+#include <map>
+#include <thread>
+
 #include "streams.h"
+
+struct Capture {
+  std::shared_ptr<Graph> graph;
+  std::weak_ptr<Stream> origin;
+  int mode = 0;
+  std::thread::id thread;
+  unsigned long long id = 0;
+  bool is_invalid = false;
+  std::map<Stream*, std::vector<CUgraphNode>> tails; // of each captured stream: what its next operation depends on
+};
 
 struct EventRecord : Operation {
   explicit EventRecord(std::shared_ptr<Event> given) : event(std::move(given)) {}

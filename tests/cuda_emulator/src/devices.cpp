@@ -86,8 +86,7 @@ const std::map<int, int>& attributes() {
       {95, 1}, // compute preemption, cooperative launch
       {97, 163 << 10}, // opt-in shared memory per block
       {99, 1}, // host memory can be registered
-      {102, 1},
-      {103, 1}, // VMM, export as file descriptors
+      {102, 1}, // virtual memory management
       {106, 32}, // blocks per multiprocessor
       {109, 30 << 20},
       {108, 1 << 30}, // persisting L2 cache, window

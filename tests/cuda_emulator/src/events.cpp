@@ -116,6 +116,7 @@ API cuEventQuery(CUevent handle) {
   const auto event = find(handle);
   REQUIRE(event != nullptr, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!was_captured(*event), CUDA_ERROR_CAPTURED_EVENT);
+  RETURN_ERROR(refuse_during_capture());
   const bool reached = is_reached(*event);
   RETURN_ERROR(event->context.lock()->status());
   return reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -126,6 +127,7 @@ API cuEventSynchronize(CUevent handle) {
   const auto event = find(handle);
   REQUIRE(event != nullptr, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!was_captured(*event), CUDA_ERROR_CAPTURED_EVENT);
+  RETURN_ERROR(refuse_during_capture());
   EventWait now{event};
   for (const auto& one : now.waits_for()) {
     one->wait();

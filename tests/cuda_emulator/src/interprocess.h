@@ -17,5 +17,5 @@ struct SharedEvent {
   }
 };
 
-// Returns null if the system has no shared memory left.
+// Returns null if the process has too many.
 std::shared_ptr<SharedEvent> make_shared_event();

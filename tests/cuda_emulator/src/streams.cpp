@@ -196,6 +196,7 @@ void wait_for_all(Context& context) {
 }
 
 CUresult execute_now(const std::shared_ptr<Context>& context, const std::shared_ptr<Operation>& operation) {
+  RETURN_ERROR(refuse_if_capturing(context->legacy));
   RETURN_ERROR(refuse_during_capture());
   enqueue(context->legacy, operation)->wait();
   return context->status();
