@@ -150,3 +150,7 @@ API cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
   *milliseconds = std::chrono::duration<float, std::milli>(to->last->when() - from->last->when()).count();
   return CUDA_SUCCESS;
 }
+
+API cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return cuEventElapsedTime_v2(milliseconds, start, end);
+}
