@@ -13,9 +13,13 @@ from pathlib import Path
 
 import on_opencl
 
+_DLPACK = "the CUDA driver exports tensors as CUDA's; see test_cuda_device.py"
+
 # "file::test" → why the test is not for CUDA devices.
 TESTS = {
-    "test_streams.py::test_invalid_external_streams_raise": "1 is CUDA's default stream; see test_cuda_streams.py",
+    "test_dlpack_numpy.py::test_from_dlpack_accepts_tensors": _DLPACK,
+    "test_dlpack_numpy.py::test_there_is_no_cuda_array_interface": _DLPACK,
+    "test_streams.py::test_invalid_external_streams_raise": "1 is CUDA's default stream; see test_cuda_device.py",
     "test_streams.py::test_sharing_between_processes_is_refused": "the CUDA driver shares memory and events",
 }
 

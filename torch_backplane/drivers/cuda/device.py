@@ -90,6 +90,7 @@ class CUDADevice(Device):
         self._compiler = Compiler(self.properties.capability, CudaCpp(self.properties.target).compile_options)
         launcher = _C.cuda_launcher(dict(functions), index, int(self.handle))
         self.native_launcher = NativeLauncher(api="c", functions=launcher)
+        self._can_reserve = self._maps_parts()
         self._ranges: dict[int, Range] = {}
         self._accessors = [index]  # the devices that can access the memory of this one
         self._lock = threading.Lock()
@@ -153,6 +154,10 @@ class CUDADevice(Device):
         return int(free), int(total)
 
     def can_reserve(self) -> bool:
+        return self._can_reserve
+
+    def _maps_parts(self) -> bool:
+        """Return whether the device has address ranges whose parts can be as small as the runtime's."""
         if not self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
             return False
         least = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
