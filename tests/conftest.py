@@ -108,13 +108,17 @@ def _nothing_left_of_other_files() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return (config.getoption("--on") != "host" and not is_general(collection_path)) or None
+    return not is_general(collection_path, config) or None
 
 
-def is_general(path: Path) -> bool:
-    """Whether the tests of the file can run on any devices."""
-    place = path.relative_to(HERE).parts
-    return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
+def is_general(path: Path, config: pytest.Config) -> bool:
+    """Whether the tests of the file can run on the devices of --on."""
+    place, on = path.relative_to(HERE).parts, config.getoption("--on")
+    if on == "host" or not place:
+        return True
+    if place[0] == "opencl" and on == "cuda":
+        return True
+    return place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
@@ -124,7 +128,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     items[:] = kept
     if config.getoption("--on") == "host":
         return
-    items[:] = [item for item in items if is_general(item.path)]  # files named on the command line are not ignored
+    items[:] = [item for item in items if is_general(item.path, config)]  # files named on the command line are not ignored
     left_out = {
         "late-host": on_opencl.LATE_TESTS, "opencl": on_opencl.TESTS, "cuda": on_opencl.TESTS | on_cuda.TESTS
     }[config.getoption("--on")]  # fmt: skip
