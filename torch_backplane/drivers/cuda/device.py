@@ -45,6 +45,34 @@ _FUNCTION = cuda.CUfunction_attribute
 # Statuses of a binary that does not fit the device: invalid image or PTX, no code for it, newer PTX, no such kernel.
 _NOT_LOADABLE = (200, 209, 218, 222, 500)
 
+# The call that a function of the native launcher makes, for messages.
+CALLS = {
+    "launch": "cuLaunchKernel",
+    "launch_with_attributes": "cuLaunchKernelEx",
+    "copy": "cuMemcpyDtoDAsync",
+    "fill": "cuMemsetD8Async",
+    "copy_in": "cuMemcpyHtoDAsync",
+    "copy_out": "cuMemcpyDtoHAsync",
+    "create_event": "cuEventCreate",
+    "record_event": "cuEventRecord",
+    "wait_event": "cuStreamWaitEvent",
+    "query_event": "cuEventQuery",
+    "synchronize_event": "cuEventSynchronize",
+    "elapsed": "cuEventElapsedTime",
+    "host_callback": "cuLaunchHostFunc",
+    "copy_from_peer": "cuMemcpyAsync",
+    "wait_peer_event": "cuStreamWaitEvent",
+    "export_memory": "cuIpcGetMemHandle",
+    "import_memory": "cuIpcOpenMemHandle",
+    "close_memory": "cuIpcCloseMemHandle",
+    "create_shared_event": "cuEventCreate",
+    "export_event": "cuIpcGetEventHandle",
+    "import_event": "cuIpcOpenEventHandle",
+    "graph_create": "cuGraphInstantiateWithFlags",
+    "graph_update": "cuGraphExecUpdate",
+    "graph_launch": "cuGraphLaunch",
+}
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -326,7 +354,7 @@ class CUDADevice(Device):
         return handle
 
     def native_error(self, call: str, status: int) -> Exception:
-        return error(call, status)
+        return error(CALLS.get(call, call), status)
 
     # --- streams; the native launcher has the events -----------------------------------------------------------------
 
