@@ -118,7 +118,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
         compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{_SOURCES}",
-        "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lc", "-o", "RESULT",
+        "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
     ]  # fmt: skip
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
 
