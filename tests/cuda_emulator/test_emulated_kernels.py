@@ -73,7 +73,7 @@ def test_architectures() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "error"),
-    [("sm_80", 0), ("sm_75", api.NO_BINARY_FOR_GPU), ("sm_86", api.NO_BINARY_FOR_GPU), ("sm_90", api.NO_BINARY_FOR_GPU)],
+    [("sm_80", 0), *((one, api.NO_BINARY_FOR_GPU) for one in ("sm_75", "sm_86", "sm_90"))],
 )
 def test_a_binary_is_for_its_architecture(architecture: str, error: int) -> None:
     program = api.compile_source("", f"--gpu-architecture={architecture}")
@@ -321,8 +321,8 @@ def test_vectors_and_words() -> None:
 
 
 def test_attributes_and_occupancy() -> None:
-    source = 'extern "C" __global__ void put(int* out) { __shared__ int part[1000]; part[threadIdx.x] = 1; *out = part[0]; }'
-    function = api.kernel(source, "put")
+    body = "__shared__ int part[1000]; part[threadIdx.x] = 1; *out = part[0];"
+    function = api.kernel(f'extern "C" __global__ void put(int* out) {{ {body} }}', "put")
     assert api.number("cuFuncGetAttribute", 0, function) == 1024
     assert 4000 <= api.number("cuFuncGetAttribute", 1, function) <= 4256
     assert api.number("cuFuncGetAttribute", 6, function) == 80

@@ -4,13 +4,13 @@
 
 #include <dlfcn.h>
 #include <elf.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -80,15 +80,21 @@ std::map<std::string, size_t> variables_of(const char* image) {
 
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  const int file = memfd_create("emulated module", MFD_CLOEXEC);
+  // A file with a name of its own: dlopen would return a library that is loaded under the same name.
+  std::string path = (std::filesystem::temp_directory_path() / "emulated-module-XXXXXX").string();
+  const int file = mkstemp(path.data());
+  if (file < 0) {
+    return nullptr;
+  }
   void* library = nullptr;
-  if (file >= 0 && write(file, image, bytes) == static_cast<ssize_t>(bytes)) {
-    library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  if (write(file, image, bytes) == static_cast<ssize_t>(bytes)) {
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     if (library == nullptr && getenv("CUDA_EMULATOR_REPORT") != nullptr) {
       fprintf(stderr, "CUDA emulator: %s\n", dlerror());
     }
   }
   close(file);
+  unlink(path.c_str());
   return library;
 }
 
