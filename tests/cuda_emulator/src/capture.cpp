@@ -305,10 +305,17 @@ API cuStreamGetCaptureInfo_v3(
     const CUgraphEdgeData** edges,
     size_t* count) {
   ENTER_STREAM();
-  if (edges != nullptr) {
-    *edges = nullptr;
+  size_t number = 0;
+  RETURN_ERROR(give(*stream, status, {id, graph, dependencies, &number}));
+  if (count != nullptr) {
+    *count = number;
   }
-  return give(*stream, status, {id, graph, dependencies, count});
+  if (edges != nullptr) { // like the nodes, valid until the thread's next call
+    thread_local std::vector<CUgraphEdgeData> data;
+    data.assign(number, {});
+    *edges = data.data();
+  }
+  return CUDA_SUCCESS;
 }
 
 API cuStreamUpdateCaptureDependencies_v2(
