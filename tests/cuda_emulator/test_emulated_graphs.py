@@ -51,8 +51,9 @@ class FillNode(ctypes.Structure):
 
 class CopyEnd(ctypes.Structure):
     _fields_ = (
-        ("position", ctypes.c_size_t * 4), ("type", ctypes.c_int), ("host", ctypes.c_void_p), ("device", ctypes.c_uint64),
-        ("array", ctypes.c_void_p), ("reserved", ctypes.c_void_p), ("pitch", ctypes.c_size_t), ("height", ctypes.c_size_t),
+        ("position", ctypes.c_size_t * 4), ("type", ctypes.c_int), ("host", ctypes.c_void_p),
+        ("device", ctypes.c_uint64), ("array", ctypes.c_void_p), ("reserved", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t), ("height", ctypes.c_size_t),
     )  # fmt: skip
 
 
