@@ -118,7 +118,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
         compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{_SOURCES}",
-        "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lc", "-o", "RESULT",
+        "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
     ]  # fmt: skip
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
 
@@ -129,7 +129,17 @@ def _prelude(language: CudaCpp) -> str:
 
 
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:
-    options = ["-shared", f"-Wl,-soname,{made.name}", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
+    # Only the API is exported: other libraries can have functions with the names of internal ones.
+    exported = made.parent / "exported"
+    exported.write_text("{ global: cu*; nvrtc*; emulator_*; local: *; };", encoding="utf-8")
+    options = [
+        f"-Wl,--version-script={exported}",
+        "-shared",
+        f"-Wl,-soname,{made.name}",
+        "-Wl,-z,defs",
+        "-Wl,-rpath,$ORIGIN",
+        "-Wl,--disable-new-dtags",
+    ]
     _run(compiler, *options, *objects, f"-L{made.parent}", f"-l:{_RUNTIME}", "-lpthread", "-ldl", "-o", str(made))
 
 

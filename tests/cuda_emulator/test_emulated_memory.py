@@ -253,8 +253,8 @@ def test_wrong_mappings() -> None:
     assert _give_access(begin, 3 * PAGE) == api.INVALID_VALUE
     assert _give_access(begin, 2 * PAGE, device=2) == api.INVALID_DEVICE
     address = ctypes.c_uint64()
-    assert api.status("cuMemCreate", ctypes.byref(address), 4096, ctypes.byref(Properties(1, 0, Location(1, 0))), 0) == 1
     properties = Properties(1, 0, Location(1, 0))
+    assert api.status("cuMemCreate", ctypes.byref(address), 4096, ctypes.byref(properties), 0) == api.INVALID_VALUE
     assert api.status("cuMemCreate", ctypes.byref(address), 16 << 30, ctypes.byref(properties), 0) == api.OUT_OF_MEMORY
     api.call("cuMemUnmap", begin, 2 * PAGE)
     api.call("cuMemRelease", handle)

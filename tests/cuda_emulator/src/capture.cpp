@@ -75,20 +75,23 @@ bool is_joined(const Capture& capture, Stream* origin) {
   return true;
 }
 
-CUresult begin(
-    const std::shared_ptr<Stream>& stream, int mode, std::shared_ptr<Graph> graph, std::vector<Node*> tails) {
+// Begins the capture to a new graph, or to the one of `into`.
+CUresult begin(const std::shared_ptr<Stream>& stream, int mode, const Capture& into) {
   REQUIRE(mode >= kGlobal && mode <= kRelaxed, CUDA_ERROR_INVALID_VALUE);
   std::lock_guard lock(mutex);
   REQUIRE(!stream->is_legacy, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(stream->capture == nullptr, CUDA_ERROR_ILLEGAL_STATE);
   static unsigned long long last = 0;
-  auto capture = std::make_shared<Capture>();
-  capture->graph = std::move(graph);
+  auto capture = std::make_shared<Capture>(into);
+  if (!capture->is_into_graph) {
+    capture->graph = std::make_shared<Graph>();
+    Registry<Graph>::all().add(capture->graph); // nodes can be added to it during the capture
+  }
   capture->origin = stream;
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
   capture->id = ++last;
-  capture->tails[stream.get()] = std::move(tails);
+  capture->tails[stream.get()]; // none
   stream->capture = capture;
   active().push_back(capture);
   return CUDA_SUCCESS;
@@ -195,7 +198,7 @@ CUresult refuse_during_capture() {
 
 API cuStreamBeginCapture_v2(CUstream handle, int mode) {
   ENTER_STREAM();
-  return begin(stream, mode, std::make_shared<Graph>(), {});
+  return begin(stream, mode, {});
 }
 
 API cuStreamBeginCaptureToGraph(
@@ -203,7 +206,11 @@ API cuStreamBeginCaptureToGraph(
   ENTER_STREAM();
   const auto graph = find(to);
   REQUIRE(graph != nullptr && (count == 0 || dependencies != nullptr), CUDA_ERROR_INVALID_VALUE);
-  return begin(stream, mode, graph, {dependencies, dependencies + count});
+  Capture into;
+  into.graph = graph;
+  into.is_into_graph = true;
+  into.tails[stream.get()] = {dependencies, dependencies + count};
+  return begin(stream, mode, into);
 }
 
 API cuStreamEndCapture(CUstream handle, CUgraph* made) {
@@ -220,10 +227,14 @@ API cuStreamEndCapture(CUstream handle, CUgraph* made) {
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   end(capture);
-  REQUIRE(!capture->is_invalid, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  REQUIRE(is_joined(*capture, stream.get()), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
-  *made = find(capture->graph.get()) != nullptr ? capture->graph.get() : Registry<Graph>::all().add(capture->graph);
-  return CUDA_SUCCESS;
+  if (!capture->is_invalid && is_joined(*capture, stream.get())) {
+    *made = capture->graph.get();
+    return CUDA_SUCCESS;
+  }
+  if (!capture->is_into_graph) {
+    Registry<Graph>::all().remove(capture->graph.get());
+  }
+  return capture->is_invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
 }
 
 namespace {
@@ -294,10 +305,17 @@ API cuStreamGetCaptureInfo_v3(
     const CUgraphEdgeData** edges,
     size_t* count) {
   ENTER_STREAM();
-  if (edges != nullptr) {
-    *edges = nullptr;
+  size_t number = 0;
+  RETURN_ERROR(give(*stream, status, {id, graph, dependencies, &number}));
+  if (count != nullptr) {
+    *count = number;
   }
-  return give(*stream, status, {id, graph, dependencies, count});
+  if (edges != nullptr) { // like the nodes, valid until the thread's next call
+    thread_local std::vector<CUgraphEdgeData> data;
+    data.assign(number, {});
+    *edges = data.data();
+  }
+  return CUDA_SUCCESS;
 }
 
 API cuStreamUpdateCaptureDependencies_v2(

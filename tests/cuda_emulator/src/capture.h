@@ -9,6 +9,7 @@
 
 struct Capture {
   std::shared_ptr<Graph> graph;
+  bool is_into_graph = false; // one that existed before
   std::weak_ptr<Stream> origin;
   int mode = 0;
   std::thread::id thread;

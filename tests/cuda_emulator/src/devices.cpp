@@ -43,54 +43,54 @@ std::vector<Device*>* make_devices() {
   return visible;
 }
 
-// By number, as in CUdevice_attribute. Those that are not listed are 0: the feature is missing.
+// By number, as in CUdevice_attribute. Those that are not listed are 0: the feature is missing. 33 is the PCI bus.
 const std::map<int, int>& attributes() {
   static const auto& all = *new std::map<int, int>{
       {1, 1024}, // threads per block
-      {2, 1024},
-      {3, 1024},
-      {4, 64}, // block dimensions
-      {5, 2147483647},
-      {6, 65535},
-      {7, 65535}, // grid dimensions
+      {2, 1024}, // block sizes x
+      {3, 1024}, // y
+      {4, 64}, // z
+      {5, 2147483647}, // grid sizes x
+      {6, 65535}, // y
+      {7, 65535}, // z
       {8, 48 << 10}, // shared memory per block
       {9, 64 << 10}, // constant memory
       {10, 32}, // warp
       {11, 2147483647}, // pitch
       {12, 65536}, // registers per block
-      {13, 1410000}, // clock, kHz
-      {14, 512}, // texture alignment
+      {13, 1410000}, // clock in kHz
+      {14, 512}, // alignment of textures
       {15, 1}, // copies overlap with kernels
       {16, static_cast<int>(setting("CUDA_EMULATOR_UNITS", 4))}, // multiprocessors
       {19, 1}, // host memory can be mapped
       {31, 1}, // concurrent kernels
-      {33, 0},
-      {34, 0},
-      {50, 0}, // PCI bus (by device), device, domain
-      {36, 1215000},
-      {37, 5120}, // memory clock in kHz, bus width in bits
+      {36, 1215000}, // memory clock in kHz
+      {37, 5120}, // memory bus in bits
       {38, 40 << 20}, // L2 cache
       {39, 2048}, // threads per multiprocessor
-      {40, 3},
-      {41, 1}, // copy engines, unified addressing
-      {75, capability() / 10},
-      {76, capability() % 10},
-      {78, 1},
-      {79, 1},
-      {80, 1}, // stream priorities, L1 caches
-      {81, 164 << 10},
-      {82, 65536}, // shared memory and registers per multiprocessor
+      {40, 3}, // copy engines
+      {41, 1}, // unified addresses
+      {75, capability() / 10}, // compute capability, major
+      {76, capability() % 10}, // minor
+      {78, 1}, // stream priorities
+      {79, 1}, // L1 cache of global memory
+      {80, 1}, // of local memory
+      {81, 164 << 10}, // shared memory per multiprocessor
+      {82, 65536}, // registers per multiprocessor
       {86, 1}, // native atomics between host and device
+      {87, 2}, // single to double precision
+      {90, 1}, // compute preemption
       {91, 1}, // registered host memory at the same address
-      {90, 1},
-      {95, 1}, // compute preemption, cooperative launch
-      {97, 163 << 10}, // opt-in shared memory per block
+      {95, 1}, // cooperative launch
+      {97, 163 << 10}, // shared memory per block, opt-in
       {99, 1}, // host memory can be registered
       {102, 1}, // virtual memory management
       {106, 32}, // blocks per multiprocessor
-      {109, 30 << 20},
-      {108, 1 << 30}, // persisting L2 cache, window
+      {108, 30 << 20}, // persisting L2 cache
+      {109, 1 << 30}, // access policy window
       {111, 1 << 10}, // shared memory reserved per block
+      {120, capability() >= 90}, // clusters
+      {125, 1}, // interprocess events
   };
   return all;
 }
@@ -163,7 +163,7 @@ API cuDeviceTotalMem_v2(size_t* bytes, CUdevice number) {
 
 API cuDeviceGetAttribute(int* value, int attribute, CUdevice number) {
   ENTER();
-  REQUIRE(value != nullptr && attribute > 0 && attribute < 200, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(value != nullptr && attribute > 0 && attribute < 162, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(device_at(number) != nullptr, CUDA_ERROR_INVALID_DEVICE);
   const auto at = attributes().find(attribute);
   *value = attribute == 33 ? device_at(number)->ordinal + 1 : at == attributes().end() ? 0 : at->second;

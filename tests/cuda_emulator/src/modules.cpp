@@ -4,13 +4,13 @@
 
 #include <dlfcn.h>
 #include <elf.h>
-#include <link.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -56,11 +56,32 @@ std::vector<char> binary_of(const char* text) {
   return all;
 }
 
+// Returns the exported variables of an image, with their sizes.
+std::map<std::string, size_t> variables_of(const char* image) {
+  std::map<std::string, size_t> all;
+  const auto* header = reinterpret_cast<const Elf64_Ehdr*>(image);
+  const auto* sections = reinterpret_cast<const Elf64_Shdr*>(image + header->e_shoff);
+  for (int i = 0; i < header->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_DYNSYM) {
+      continue;
+    }
+    const auto* symbols = reinterpret_cast<const Elf64_Sym*>(image + sections[i].sh_offset);
+    const char* names = image + sections[sections[i].sh_link].sh_offset;
+    for (size_t j = 0; j < sections[i].sh_size / sizeof(Elf64_Sym); ++j) {
+      const char* name = names + symbols[j].st_name;
+      const bool is_own = strncmp(name, "emulator_", strlen("emulator_")) == 0;
+      if (ELF64_ST_TYPE(symbols[j].st_info) == STT_OBJECT && symbols[j].st_shndx != SHN_UNDEF && !is_own) {
+        all[name] = symbols[j].st_size;
+      }
+    }
+  }
+  return all;
+}
+
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  const char* folder = getenv("TMPDIR");
-  // The name is unique, because dlopen returns the loaded library of the same name.
-  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/emulated-module-XXXXXX";
+  // A file with a name of its own: dlopen would return a library that is loaded under the same name.
+  std::string path = (std::filesystem::temp_directory_path() / "emulated-module-XXXXXX").string();
   const int file = mkstemp(path.data());
   if (file < 0) {
     return nullptr;
@@ -120,6 +141,7 @@ CUresult load_binary(const void* image, size_t bytes, bool is_text, const std::s
   module->begin = reinterpret_cast<uint64_t>(bounds[0]);
   module->end = reinterpret_cast<uint64_t>(bounds[1]);
   module->dynamic_shared = symbol<char>(*module, "emulator_dynamic_shared");
+  module->variables = variables_of(static_cast<const char*>(image));
   const char *begin = static_cast<const char*>(image), *end = begin + bytes;
   const auto calls = [&](const std::string& name) { return std::search(begin, end, name.begin(), name.end()) != end; };
   const bool waits = calls("interpreter_barrier") || calls("interpreter_shuffle");
@@ -145,17 +167,13 @@ std::shared_ptr<Function> function_of(const Module& module, const char* name) {
 }
 
 CUresult find_variable(const Module& module, CUdeviceptr* at, size_t* bytes, const char* name) {
-  auto* variable = symbol<char>(module, name);
-  Dl_info info;
-  const ElfW(Sym)* entry = nullptr;
-  void** entry_at = reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&entry));
-  const bool known = variable != nullptr && dladdr1(variable, &info, entry_at, RTLD_DL_SYMENT) != 0;
-  REQUIRE(known && entry != nullptr, CUDA_ERROR_NOT_FOUND);
+  const auto known = module.variables.find(name);
+  REQUIRE(known != module.variables.end(), CUDA_ERROR_NOT_FOUND);
   if (at != nullptr) {
-    *at = reinterpret_cast<CUdeviceptr>(variable);
+    *at = reinterpret_cast<CUdeviceptr>(symbol<char>(module, name));
   }
   if (bytes != nullptr) {
-    *bytes = entry->st_size;
+    *bytes = known->second;
   }
   return CUDA_SUCCESS;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,7 @@ struct Module {
   uint64_t begin = 0, end = 0; // of the image in memory
   char* dynamic_shared = nullptr;
   std::vector<std::shared_ptr<Function>> functions;
+  std::map<std::string, size_t> variables; // sizes
 };
 
 struct Library {

@@ -27,7 +27,7 @@ void run_tasks(const std::shared_ptr<Stream>& stream, std::shared_ptr<Context> c
     for (const auto& one : task.after) {
       one->wait();
     }
-    if (task.operation != nullptr && context->error == CUDA_SUCCESS) {
+    if (context->error == CUDA_SUCCESS) {
       const CUresult error = task.operation->execute(*context);
       if (error != CUDA_SUCCESS) {
         context->fail(error);
@@ -141,7 +141,7 @@ std::shared_ptr<Completion> enqueue(
     return done;
   }
   std::lock_guard order(context->order);
-  Task task{operation, operation == nullptr ? Completions{} : operation->waits_for(), done};
+  Task task{operation, operation->waits_for(), done};
   if (stream->is_legacy) {
     for_each_stream(*context, [&](Stream& one) {
       if (synchronizes_with_legacy(one)) {
@@ -151,9 +151,7 @@ std::shared_ptr<Completion> enqueue(
   } else if (synchronizes_with_legacy(*stream)) {
     add_pending(task.after, last_of(*context->legacy));
   }
-  if (operation != nullptr) {
-    operation->submitted(done);
-  }
+  operation->submitted(done);
   std::lock_guard lock(stream->mutex);
   stream->last = done;
   stream->tasks.push_back(std::move(task));
@@ -174,13 +172,26 @@ CUresult submit(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Ope
   return CUDA_SUCCESS;
 }
 
-void wait_for(const std::shared_ptr<Stream>& stream) {
-  std::shared_ptr<Completion> last = last_of(*stream);
-  if (stream->is_legacy) {
-    last = enqueue(stream, nullptr); // behind all blocking streams
+// What is not done of the work that a call for the stream waits for: for the legacy default stream, also that of all
+// blocking streams.
+Completions pending(Stream& stream) {
+  Completions all;
+  add_pending(all, last_of(stream));
+  const auto context = stream.context.lock();
+  if (stream.is_legacy && context != nullptr) {
+    std::lock_guard lock(context->order);
+    for_each_stream(*context, [&](Stream& one) {
+      if (synchronizes_with_legacy(one)) {
+        add_pending(all, last_of(one));
+      }
+    });
   }
-  if (last != nullptr) {
-    last->wait();
+  return all;
+}
+
+void wait_for(const std::shared_ptr<Stream>& stream) {
+  for (const auto& one : pending(*stream)) {
+    one->wait();
   }
 }
 
@@ -281,8 +292,7 @@ API cuStreamGetDevice(CUstream handle, CUdevice* number) {
 API cuStreamQuery(CUstream handle) {
   ENTER_STREAM();
   RETURN_ERROR(refuse_if_capturing(stream));
-  const auto last = stream->is_legacy ? enqueue(stream, nullptr) : last_of(*stream);
-  const bool is_done = last == nullptr || last->is_done();
+  const bool is_done = pending(*stream).empty();
   RETURN_ERROR(context->status());
   return is_done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }

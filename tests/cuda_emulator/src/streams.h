@@ -50,7 +50,7 @@ struct Operation {
 struct Capture;
 
 struct Task {
-  std::shared_ptr<Operation> operation; // null: only a marker
+  std::shared_ptr<Operation> operation;
   Completions after;
   std::shared_ptr<Completion> done;
 };
