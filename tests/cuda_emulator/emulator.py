@@ -61,7 +61,7 @@ def library_folder() -> Path:
     """
     language = CudaCpp()
     inputs = [*sorted(_SOURCES.iterdir()), *sorted(_INTERPRETER.glob("*")), Path(__file__)]
-    digest = hashlib.sha256(language.version().encode())
+    digest = hashlib.sha256(f"{_SOURCES} {language.version()}".encode())  # the compiler reads headers there
     for one in filter(Path.is_file, inputs):
         digest.update(one.name.encode() + one.read_bytes())
     folder = _cache() / digest.hexdigest()[:16]
