@@ -1,7 +1,8 @@
 """Configuration of all tests: four devices, one CPU thread, and fixtures that run programs in other processes.
 
 The default devices are host devices. `pytest --on opencl` selects OpenCL devices, `--on cuda` emulated CUDA devices, and
-`--on late-host` asynchronous host devices; on_opencl.py lists the tests that these options leave out. TORCH_BACKPLANE_DRIVERS and related variables
+`--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the tests that these options leave out.
+TORCH_BACKPLANE_DRIVERS and related variables
 in the environment select other devices.
 """
 
@@ -128,7 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     items[:] = kept
     if config.getoption("--on") == "host":
         return
-    items[:] = [item for item in items if is_general(item.path, config)]  # files named on the command line are not ignored
+    # Files named on the command line are not ignored.
+    items[:] = [item for item in items if is_general(item.path, config)]
     left_out = {
         "late-host": on_opencl.LATE_TESTS, "opencl": on_opencl.TESTS, "cuda": on_opencl.TESTS | on_cuda.TESTS
     }[config.getoption("--on")]  # fmt: skip

@@ -123,7 +123,8 @@ void bind_drivers(py::module_& module) {
   module.def("cuda_functions", &cuda::function_names, "Return the names of the functions that cuda_launcher needs.");
   module.def(
       "cuda_launcher", &cuda::make_launcher, py::arg("functions"), py::arg("index"), py::arg("device"),
-      "Return the addresses of a C launcher's functions for a CUDA device, by name, from those of libcuda's functions.");
+      "Return the addresses of a C launcher's functions for a CUDA device, by name, from those of libcuda's "
+      "functions.");
   module.def(
       "cuda_context", &cuda::context, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
       "Return a CUresult and the primary context of a device of cuda_launcher.");

@@ -1,9 +1,9 @@
-"""Fixtures that run programs on emulated CUDA devices, each in a process of its own."""
+"""Fixtures that run programs on emulated CUDA devices, each in a separate process."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import on_cuda
@@ -21,9 +21,9 @@ def emulator() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder for compiled kernels, which programs of all tests share."""
-    yield tmp_path_factory.mktemp("kernels")
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture

@@ -66,7 +66,8 @@ def test_the_architecture_of_something_else() -> None:
 
 
 def test_the_compilers_log_is_in_the_error() -> None:
-    with pytest.raises(CompileError, match=r'(?s)NVRTC_ERROR_COMPILATION for --gpu-architecture=sm_80.*"y" is undefined'):
+    error = r'(?s)NVRTC_ERROR_COMPILATION for --gpu-architecture=sm_80.*"y" is undefined'
+    with pytest.raises(CompileError, match=error):
         Compiler((8, 0), []).build(TEXT.replace("*= by", "*= y"))
 
 

@@ -172,7 +172,7 @@ enter(1)
 foreign = int(checked(cuda.cuStreamCreate(1)))
 found = (
     priorities, int(flags), y.tolist(), same, raised(torch.bp.ExternalStream, foreign).replace(str(foreign), "N"),
-    raised(torch.bp.ExternalStream, 12345), raised(torch.bp.ExternalStream, 2), raised(torch.bp.ExternalStream, 1 << 20),
+    *(raised(torch.bp.ExternalStream, number) for number in (12345, 2, 1 << 20)),
     torch.bp.ExternalStream(1).native_handle,
 )
 del adopted

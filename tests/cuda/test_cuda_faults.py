@@ -150,7 +150,10 @@ print((torch.ones(3, device="bp:1") + 1).tolist())
 
 
 def test_out_of_memory_frees_the_cache_and_tries_again(result: Result) -> None:
-    code = 'import torch; x = torch.ones(4, device="bp"); print(x.tolist(), torch.bp.memory_stats()["num_alloc_retries"])'
+    code = """
+import torch
+print(torch.ones(4, device="bp").tolist(), torch.bp.memory_stats()["num_alloc_retries"])
+"""
     finished = result(code, CUDA_EMULATOR_FAULTS="cuMemAlloc:1:2")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "[1.0, 1.0, 1.0, 1.0] 1\n"

@@ -1,4 +1,4 @@
-"""Tests the optional groups of the CUDA driver's launcher: graphs, launch attributes, address ranges, other processes."""
+"""Tests graphs, launch attributes, address ranges and sharing between processes on emulated CUDA devices."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ int import_event(const char* handle, void** event) {
 
 // --- the functions for each device
 
-// A function of the contract has no argument for the device, so each device has functions of its own.
+// A function of the contract has no argument for the device, so each device has separate functions.
 template <size_t index, auto function>
 struct OfDevice;
 

@@ -80,7 +80,7 @@ std::map<std::string, size_t> variables_of(const char* image) {
 
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  // A file with a name of its own: dlopen would return a library that is loaded under the same name.
+  // A file with a unique name: dlopen would return a library that is loaded under the same name.
   std::string path = (std::filesystem::temp_directory_path() / "emulated-module-XXXXXX").string();
   const int file = mkstemp(path.data());
   if (file < 0) {
