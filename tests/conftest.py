@@ -1,9 +1,8 @@
 """Configuration of all tests: four devices, one CPU thread, and fixtures that run programs in other processes.
 
-The default devices are host devices. `pytest --on opencl` selects OpenCL devices, `--on cuda` emulated CUDA devices, and
-`--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the tests that these options leave out.
-TORCH_BACKPLANE_DRIVERS and related variables
-in the environment select other devices.
+The default devices are host devices. `pytest --on opencl` selects OpenCL devices, `--on cuda` emulated CUDA devices,
+and `--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the tests that these options leave out.
+TORCH_BACKPLANE_DRIVERS and related variables in the environment select other devices.
 """
 
 from __future__ import annotations
