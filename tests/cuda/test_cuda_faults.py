@@ -149,6 +149,28 @@ print((torch.ones(3, device="bp:1") + 1).tolist())
     assert other == "[2.0, 2.0, 2.0]"
 
 
+def test_a_context_that_another_library_resets_is_named(result: Result) -> None:
+    finished = result("""
+import torch
+from cuda.bindings import driver as cuda
+x = torch.ones(4, device="bp")
+torch.bp.synchronize()
+cuda.cuDevicePrimaryCtxReset(0)
+for attempt in range(2):
+    try:
+        print((x + 1).tolist())
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+print((torch.ones(3, device="bp:1") + 1).tolist())
+""")
+    assert finished.returncode == 0, finished.stderr
+    first, second, other = finished.stdout.splitlines()
+    assert first == second
+    assert first.startswith("AcceleratorError: bp:0 (Emulated CUDA device 0) was lost while ")
+    assert "another library has destroyed the primary context, for example with cudaDeviceReset" in first
+    assert other == "[2.0, 2.0, 2.0]"
+
+
 def test_out_of_memory_frees_the_cache_and_tries_again(result: Result) -> None:
     code = """
 import torch
