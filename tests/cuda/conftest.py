@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import on_cuda
 import pytest
@@ -20,19 +19,13 @@ def emulator() -> dict[str, str]:
     return on_cuda.environment()
 
 
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder for compiled kernels, which programs of all tests share."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def result(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], emulator: dict[str, str], kernel_cache: Path
+    run_python: Callable[..., subprocess.CompletedProcess[str]], emulator: dict[str, str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """result(code, **env): runs code on emulated devices and returns the finished process."""
-    own = {"TORCH_BACKPLANE_CACHE_DIR": str(kernel_cache), "TORCH_BACKPLANE_FALLBACK": "silent"}
-    return lambda code, **env: run_python(code, **emulator | own | env)
+    settings = emulator | {"TORCH_BACKPLANE_FALLBACK": "silent"}
+    return lambda code, **env: run_python(code, **settings | env)
 
 
 @pytest.fixture

@@ -210,6 +210,31 @@ found = issued < 0.25, is_done, y.sum().item(), start.elapsed_time(end) > 200
     assert found == (True, False, 2000.0, True)
 
 
+def test_waiting_lets_other_threads_run_python(values: Callable[..., Any]) -> None:
+    found = values("""
+import threading
+x = torch.ones(3, device="bp")
+torch.bp.synchronize()
+def waits(wait):
+    torch.bp._sleep(300_000_000)
+    turns, done = [], threading.Event()
+    def run():
+        while not done.wait(0.01):
+            turns.append(1)
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait()
+    done.set()
+    thread.join()
+    return len(turns)
+event = torch.bp.Event()
+found = [
+    waits(torch.bp.synchronize) > 3, waits(lambda: (event.record(), event.synchronize())) > 3, waits(x.cpu) > 3
+]
+""")
+    assert found == [True, True, True]
+
+
 @pytest.mark.parametrize("connected", ["1", "0"])
 def test_copies_between_devices(values: Callable[..., Any], connected: str) -> None:
     found = values(

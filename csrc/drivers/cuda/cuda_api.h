@@ -12,7 +12,6 @@ constexpr int kInvalidValue = 1, kNotReady = 600, kNotSupported = 801, kGraphUpd
 
 constexpr unsigned kDisableTiming = 2, kInterprocess = 4; // CUevent_flags
 constexpr unsigned kLazyPeerAccess = 1; // CUipcMem_flags
-constexpr int kMaxDynamicSharedMemory = 8; // CUfunction_attribute
 constexpr int kCooperative = 2, kClusterDimension = 4; // CUlaunchAttributeID
 constexpr int kDeviceMemory = 2; // CUmemorytype
 
@@ -78,77 +77,56 @@ struct HostNodeParams { // CUDA_HOST_NODE_PARAMS
   void* argument;
 };
 
-// Calls `function(name, parameters)` for each function. The names have the suffixes of libcuda's symbols.
-#define BACKPLANE_CUDA_FUNCTIONS(function)                                                                              \
-  function(cuDevicePrimaryCtxRetain, (void** context, int device)) function(                                            \
-      cuCtxGetCurrent,                                                                                                  \
-      (void** context)) function(cuCtxPushCurrent_v2, (void* context)) function(cuCtxPopCurrent_v2, (void** context))   \
-      function(cuStreamGetCtx, (void* stream, void** context)) function(                                                \
-          cuLaunchKernel,                                                                                               \
-          (void* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
-           unsigned block_z, unsigned shared_memory, void* stream, void** arguments, void** extra))                     \
-          function(cuLaunchKernelEx, (const LaunchConfig* config, void* kernel, void** arguments, void** extra))        \
-              function(cuFuncSetAttribute, (void* kernel, int attribute, int value)) function(                          \
-                  cuMemcpyAsync, (uint64_t to, uint64_t from, size_t bytes, void* stream))                              \
-                  function(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* stream)) function(    \
-                      cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream))                \
-                      function(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream)) function(   \
-                          cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream))              \
-                          function(cuEventCreate, (void** event, unsigned flags)) function(                             \
-                              cuEventDestroy_v2, (void* event)) function(cuEventRecord, (void* event, void* stream))    \
-                              function(cuStreamWaitEvent, (void* stream, void* event, unsigned flags)) function(        \
-                                  cuEventQuery, (void* event)) function(cuEventSynchronize, (void* event))              \
-                                  function(cuEventElapsedTime, (float* milliseconds, void* start, void* end)) function( \
-                                      cuLaunchHostFunc, (void* stream, void (*host_function)(void*), void* argument))   \
-                                      function(cuIpcGetMemHandle, (IpcHandle * handle, uint64_t memory)) function(      \
-                                          cuIpcOpenMemHandle_v2, (uint64_t* memory, IpcHandle handle, unsigned flags))  \
-                                          function(cuIpcCloseMemHandle, (uint64_t memory)) function(                    \
-                                              cuIpcGetEventHandle, (IpcHandle * handle, void* event))                   \
-                                              function(cuIpcOpenEventHandle, (void** event, IpcHandle handle))          \
-                                                  function(cuGraphCreate, (void** graph, unsigned flags))               \
-                                                      function(cuGraphDestroy, (void* graph)) function(                 \
-                                                          cuGraphAddKernelNode_v2,                                      \
-                                                          (void** node, void* graph, void* const* after, size_t count,  \
-                                                           const KernelNodeParams* params))                             \
-                                                          function(                                                     \
-                                                              cuGraphAddMemcpyNode,                                     \
-                                                              (void** node, void* graph, void* const* after,            \
-                                                               size_t count, const CopyNodeParams* params,              \
-                                                               void* context))                                          \
-                                                              function(                                                 \
-                                                                  cuGraphAddMemsetNode,                                 \
-                                                                  (void** node, void* graph, void* const* after,        \
-                                                                   size_t count, const FillNodeParams* params,          \
-                                                                   void* context))                                      \
-                                                                  function(                                             \
-                                                                      cuGraphAddHostNode,                               \
-                                                                      (void** node, void* graph, void* const* after,    \
-                                                                       size_t count, const HostNodeParams* params))     \
-                                                                      function(                                         \
-                                                                          cuGraphInstantiateWithFlags,                  \
-                                                                          (void** executable, void* graph,              \
-                                                                           unsigned long long flags))                   \
-                                                                          function(                                     \
-                                                                              cuGraphExecKernelNodeSetParams_v2,        \
-                                                                              (void* executable, void* node,            \
-                                                                               const KernelNodeParams* params))         \
-                                                                              function(                                 \
-                                                                                  cuGraphExecMemcpyNodeSetParams,       \
-                                                                                  (void* executable, void* node,        \
-                                                                                   const CopyNodeParams* params,        \
-                                                                                   void* context))                      \
-                                                                                  function(                             \
-                                                                                      cuGraphExecMemsetNodeSetParams,   \
-                                                                                      (void* executable, void* node,    \
-                                                                                       const FillNodeParams* params,    \
-                                                                                       void* context))                  \
-                                                                                      function(                         \
-                                                                                          cuGraphLaunch,                \
-                                                                                          (void* executable,            \
-                                                                                           void* stream))               \
-                                                                                          function(                     \
-                                                                                              cuGraphExecDestroy,       \
-                                                                                              (void* executable))
+// Calls FUNCTION(name, parameters) for each function. The names have the suffixes of libcuda's symbols.
+// clang-format off
+#define BACKPLANE_CUDA_FUNCTIONS(FUNCTION) \
+  FUNCTION(cuDevicePrimaryCtxRetain, (void** context, int device)) \
+  FUNCTION(cuCtxGetCurrent, (void** context)) \
+  FUNCTION(cuCtxPushCurrent_v2, (void* context)) \
+  FUNCTION(cuCtxPopCurrent_v2, (void** context)) \
+  FUNCTION(cuCtxSynchronize, ()) \
+  FUNCTION(cuStreamGetCtx, (void* stream, void** context)) \
+  FUNCTION(cuLaunchKernel, ( \
+    void* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
+    unsigned block_z, unsigned shared_memory, void* stream, void** arguments, void** extra)) \
+  FUNCTION(cuLaunchKernelEx, (const LaunchConfig* config, void* kernel, void** arguments, void** extra)) \
+  FUNCTION(cuMemcpyAsync, (uint64_t to, uint64_t from, size_t bytes, void* stream)) \
+  FUNCTION(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* stream)) \
+  FUNCTION(cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream)) \
+  FUNCTION(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream)) \
+  FUNCTION(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream)) \
+  FUNCTION(cuEventCreate, (void** event, unsigned flags)) \
+  FUNCTION(cuEventDestroy_v2, (void* event)) \
+  FUNCTION(cuEventRecord, (void* event, void* stream)) \
+  FUNCTION(cuStreamWaitEvent, (void* stream, void* event, unsigned flags)) \
+  FUNCTION(cuEventQuery, (void* event)) \
+  FUNCTION(cuEventSynchronize, (void* event)) \
+  FUNCTION(cuEventElapsedTime, (float* milliseconds, void* start, void* end)) \
+  FUNCTION(cuLaunchHostFunc, (void* stream, void (*host_function)(void*), void* argument)) \
+  FUNCTION(cuIpcGetMemHandle, (IpcHandle* handle, uint64_t memory)) \
+  FUNCTION(cuIpcOpenMemHandle_v2, (uint64_t* memory, IpcHandle handle, unsigned flags)) \
+  FUNCTION(cuIpcCloseMemHandle, (uint64_t memory)) \
+  FUNCTION(cuIpcGetEventHandle, (IpcHandle* handle, void* event)) \
+  FUNCTION(cuIpcOpenEventHandle, (void** event, IpcHandle handle)) \
+  FUNCTION(cuGraphCreate, (void** graph, unsigned flags)) \
+  FUNCTION(cuGraphDestroy, (void* graph)) \
+  FUNCTION(cuGraphAddKernelNode_v2, ( \
+    void** node, void* graph, void* const* after, size_t count, const KernelNodeParams* params)) \
+  FUNCTION(cuGraphAddMemcpyNode, ( \
+    void** node, void* graph, void* const* after, size_t count, const CopyNodeParams* params, void* context)) \
+  FUNCTION(cuGraphAddMemsetNode, ( \
+    void** node, void* graph, void* const* after, size_t count, const FillNodeParams* params, void* context)) \
+  FUNCTION(cuGraphAddHostNode, ( \
+    void** node, void* graph, void* const* after, size_t count, const HostNodeParams* params)) \
+  FUNCTION(cuGraphInstantiateWithFlags, (void** executable, void* graph, unsigned long long flags)) \
+  FUNCTION(cuGraphExecKernelNodeSetParams_v2, (void* executable, void* node, const KernelNodeParams* params)) \
+  FUNCTION(cuGraphExecMemcpyNodeSetParams, ( \
+    void* executable, void* node, const CopyNodeParams* params, void* context)) \
+  FUNCTION(cuGraphExecMemsetNodeSetParams, ( \
+    void* executable, void* node, const FillNodeParams* params, void* context)) \
+  FUNCTION(cuGraphLaunch, (void* executable, void* stream)) \
+  FUNCTION(cuGraphExecDestroy, (void* executable))
+// clang-format on
 
 struct Api {
 #define BACKPLANE_CUDA_MEMBER(name, parameters) int(*name) parameters = nullptr;

@@ -1,6 +1,6 @@
 #include "drivers/cuda/cuda_graph.h"
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -191,7 +191,12 @@ int graph_launch(void* graph, void* queue) {
 
 int graph_destroy(void* graph) {
   const std::unique_ptr<Graph> made(static_cast<Graph*>(graph));
-  return api.cuGraphExecDestroy(made->executable);
+  int status = api.cuGraphExecDestroy(made->executable);
+  const auto calls_host = [](const Node& node) { return node.kind == CCommand::HostCallback; };
+  if (status == 0 && std::any_of(made->nodes.begin(), made->nodes.end(), calls_host)) {
+    status = api.cuCtxSynchronize(); // pending launches call Node::call
+  }
+  return status;
 }
 
 } // namespace backplane::cuda

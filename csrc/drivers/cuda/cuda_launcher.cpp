@@ -190,13 +190,7 @@ int launch_with_attributes(
     one.id = kClusterDimension;
     std::copy(sizes->cluster, sizes->cluster + 3, one.value.cluster);
   }
-  const auto shared = static_cast<unsigned>(sizes->dynamic_shared_memory);
-  if (shared > 0) { // without it, a kernel gets 48 KiB at most
-    if (const int status = api.cuFuncSetAttribute(kernel, kMaxDynamicSharedMemory, static_cast<int>(shared))) {
-      return status;
-    }
-  }
-  config.shared_memory = shared;
+  config.shared_memory = static_cast<unsigned>(sizes->dynamic_shared_memory);
   config.stream = queue;
   config.attributes = attributes;
   auto values = values_of(arguments, count);

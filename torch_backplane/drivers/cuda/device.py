@@ -68,8 +68,8 @@ CALLS = {
     "create_shared_event": "cuEventCreate",
     "export_event": "cuIpcGetEventHandle",
     "import_event": "cuIpcOpenEventHandle",
-    "graph_create": "cuGraphInstantiateWithFlags",
-    "graph_update": "cuGraphExecUpdate",
+    "graph_create": "cuGraphInstantiateWithFlags, or a call that adds a node,",
+    "graph_update": "cuGraphExec…NodeSetParams",
     "graph_launch": "cuGraphLaunch",
 }
 
