@@ -113,7 +113,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
         _link(compiler, folder / "libcuda.so.1", list(made.values()))
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
-    (folder / "nvrtc.prelude").write_text(_prelude(language), encoding="utf-8")
+    (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")
     script = folder / "nvrtc.link"
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
@@ -123,9 +123,10 @@ def _build(folder: Path, language: CudaCpp) -> None:
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
 
 
-def _prelude(language: CudaCpp) -> str:
+def _prelude(folder: Path, language: CudaCpp) -> str:
     words = (_SOURCES / "kernel_words.h").read_text(encoding="utf-8")
-    return f'{language.before("")}#line 1 "kernel_words.h"\n{words}'
+    build = f'#define EMULATOR_BUILD "{folder.name}"\n'
+    return f'{build}{language.before("")}#line 1 "kernel_words.h"\n{words}'
 
 
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:

@@ -112,6 +112,9 @@ def test_wrong_images() -> None:
     assert api.status("cuModuleLoadData", ctypes.byref(module), b".version 8.0\n.target sm_80\n") == api.INVALID_PTX
     assert api.status("cuModuleLoadData", ctypes.byref(module), None) == api.INVALID_VALUE
     assert api.status("cuModuleLoad", ctypes.byref(module), "/no/such/file") == 301
+    binary = api.compile_source("").binary
+    of_another_build = binary.replace(api.emulator.library_folder().name.encode(), b"0123456789abcdef")
+    assert api.status("cuModuleLoadData", ctypes.byref(module), of_another_build) == api.INVALID_IMAGE
 
 
 # --- modules

@@ -177,8 +177,9 @@ CUresult injected_fault(const char* name) {
 }
 
 CUresult begin_call(const char* name) {
+  REQUIRE(!forked, CUDA_ERROR_NOT_INITIALIZED); // first: another thread of the parent can have held a lock
   RETURN_ERROR(injected_fault(name));
-  REQUIRE(initialized && !forked, CUDA_ERROR_NOT_INITIALIZED);
+  REQUIRE(initialized, CUDA_ERROR_NOT_INITIALIZED);
   REQUIRE(!in_host_function(), CUDA_ERROR_NOT_PERMITTED);
   return CUDA_SUCCESS;
 }
@@ -191,9 +192,9 @@ CUresult begin_call(const char* name, std::shared_ptr<Context>* context) {
 }
 
 API cuInit(unsigned flags) {
+  REQUIRE(!forked, CUDA_ERROR_NOT_INITIALIZED);
   RETURN_ERROR(injected_fault(__func__));
   REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(!forked, CUDA_ERROR_NOT_INITIALIZED);
   REQUIRE(!devices().empty(), CUDA_ERROR_NO_DEVICE);
   if (!initialized.exchange(true)) {
     pthread_atfork(nullptr, nullptr, [] { forked = true; });

@@ -151,7 +151,6 @@ API cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
   return CUDA_SUCCESS;
 }
 
-// Programs that look up the first version of the function by name get the same.
 API cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return cuEventElapsedTime_v2(milliseconds, start, end);
 }

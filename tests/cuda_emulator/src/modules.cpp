@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -80,8 +79,9 @@ std::map<std::string, size_t> variables_of(const char* image) {
 
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  // A file with a name of its own: dlopen would return a library that is loaded under the same name.
-  std::string path = (std::filesystem::temp_directory_path() / "emulated-module-XXXXXX").string();
+  const char* folder = getenv("TMPDIR");
+  // The name is unique, because dlopen returns the loaded library of the same name.
+  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/emulated-module-XXXXXX";
   const int file = mkstemp(path.data());
   if (file < 0) {
     return nullptr;
@@ -96,6 +96,14 @@ void* load_library(const void* image, size_t bytes) {
   close(file);
   unlink(path.c_str());
   return library;
+}
+
+// The folder of this library, whose name is that of the build.
+std::string own_folder() {
+  Dl_info info;
+  dladdr(reinterpret_cast<void*>(&own_folder), &info);
+  const std::string path = info.dli_fname;
+  return path.substr(0, path.rfind('/'));
 }
 
 template <class T>
@@ -131,6 +139,10 @@ std::set<std::pair<uint64_t, uint64_t>>& images() { // of all loaded modules
 CUresult load_binary(const void* image, size_t bytes, bool is_text, const std::shared_ptr<Module>& module) {
   module->library = load_library(image, bytes);
   REQUIRE(module->library != nullptr, is_text ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE);
+  // A cache can have images of another build of the emulator.
+  const char* build = symbol<const char>(*module, "emulator_build");
+  const bool is_own = build != nullptr && own_folder().find(build) != std::string::npos;
+  REQUIRE(is_own, is_text ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE);
   const int* architecture = symbol<const int>(*module, "emulator_architecture");
   const auto* rows = symbol<const TableRow>(*module, "emulator_kernels");
   char* const* bounds = symbol<char* const>(*module, "emulator_image");
