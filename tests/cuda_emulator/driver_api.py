@@ -88,11 +88,15 @@ def synchronize(of: int = 0) -> None:
     call("cuStreamSynchronize", of)
 
 
+_called_later: list[Any] = []
+
+
 @contextmanager
 def blocked(which: int) -> Iterator[Callable[[], None]]:
     """Keep a stream busy with a host function until the result is called, or the block ends."""
     released = threading.Event()
     function = HostFunction(lambda _: bool(released.wait(60)) and None)
+    _called_later.append(function)  # until the process ends, because the stream can be destroyed before it is called
     call("cuLaunchHostFunc", which, function, 0)
     try:
         yield released.set
