@@ -16,7 +16,7 @@ Environment variables of the libraries:
     CUDA_EMULATOR_PEERS         0: no device can access another one's memory
     CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
-                                «(kernel)» is the execution of a kernel.
+                                «(kernel)» is the execution of a kernel. Functions of NVRTC can fail, too.
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
@@ -48,7 +48,7 @@ from torch_backplane.interpreter.cuda_cpp import CudaCpp  # noqa: E402
 
 _INTERPRETER = Path(library.__file__).parent
 _RUNTIME = "libcuda_emulator_kernels.so"
-_NVRTC = ("nvrtc.cpp", "nvrtc_source.cpp", "processes.cpp")
+_NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
@@ -109,7 +109,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
         for source in sorted(_SOURCES.glob("*.cpp")):
             made[source.name] = str(Path(objects, source.name + ".o"))
             _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
-        nvrtc = [made.pop(name) for name in _NVRTC]
+        nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
         _link(compiler, folder / "libcuda.so.1", list(made.values()))
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)

@@ -62,6 +62,22 @@ def test_definitions_and_the_architecture() -> None:
     assert _ints(memory, 3) == [3, 800, 4]
 
 
+def test_language_standards_and_headers() -> None:
+    source = '#include "own/value.h"\nextern "C" __global__ void put(int* out) { *out = VALUE; }'
+    standard = 'extern "C" __global__ void put(int* out) { *out = (int)__cplusplus; }'
+    assert api.compile_source(source).status == 6
+    found = []
+    for option in ("--std=c++17", "--std=c++20", "-std=c++14"):
+        module = api.result("cuModuleLoadData", api.compile_source(standard, option).binary)
+        memory = api.allocate(4)
+        assert api.launch(api.result("cuModuleGetFunction", module, "put"), (1,), (1,), memory) == 0
+        found += _ints(memory, 1)
+    assert found[0] == found[2] == 201703
+    assert found[1] > found[0]
+    program = api.Program(source, headers={"own/value.h": "#define VALUE 1000"})
+    assert program.status == 0, program.log
+
+
 def test_architectures() -> None:
     count = ctypes.c_int()
     program = api.compile_source("")
