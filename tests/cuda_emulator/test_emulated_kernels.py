@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import driver_api as api
@@ -388,6 +389,34 @@ def test_launch_attributes(attribute: tuple[int, list[int]] | None, error: int) 
     assert api.status("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None) == error
     if error == 0:
         assert _ints(memory, 1) == [1]
+
+
+def test_cooperative_launches_fit_on_the_device() -> None:
+    function, memory = api.kernel('extern "C" __global__ void one(int* at) { *at = 1; }', "one"), api.allocate(4)
+    pointer = ctypes.c_uint64(memory)
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    # 4 multiprocessors have 2 blocks of 1024 threads each.
+    for blocks, error in ((8, 0), (9, 720)):
+        assert api.status("cuLaunchCooperativeKernel", function, blocks, 1, 1, 1024, 1, 1, 0, 0, arguments) == error
+        attribute = LaunchAttribute(2, 0, (ctypes.c_uint * 16)(1))
+        config = LaunchConfig(blocks, 1, 1, 1024, 1, 1, 0, None, ctypes.addressof(attribute), 1)
+        assert api.status("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None) == error
+
+
+def test_clusters_of_later_architectures(run_apart: Callable[..., str]) -> None:
+    script = (
+        "import ctypes\n"
+        "from test_emulated_kernels import LaunchAttribute, LaunchConfig\n"
+        "api.call('cuInit', 0)\n"
+        "api.call('cuCtxSetCurrent', api.result('cuDevicePrimaryCtxRetain', 0))\n"
+        "program = api.compile_source('extern \"C\" __global__ void nothing() {}', '-arch=sm_90')\n"
+        "function = api.result('cuModuleGetFunction', api.result('cuModuleLoadData', program.binary), 'nothing')\n"
+        "for cluster in ([2, 1, 1], [4, 1, 1], [1, 3, 1], [0, 1, 1], [16, 1, 1]):\n"
+        "    attribute = LaunchAttribute(4, 0, (ctypes.c_uint * 16)(*cluster))\n"
+        "    config = LaunchConfig(16, 2, 1, 1, 1, 1, 0, None, ctypes.addressof(attribute), 1)\n"
+        "    print(api.status('cuLaunchKernelEx', ctypes.byref(config), function, None, None))\n"
+    )
+    assert run_apart(script, CUDA_EMULATOR_ARCHITECTURE="90").split() == ["0", "0", "1", "1", "1"]
 
 
 # --- errors
