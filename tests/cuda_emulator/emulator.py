@@ -15,6 +15,7 @@ Environment variables of the libraries:
     CUDA_EMULATOR_UNITS         multiprocessors of each device (4)
     CUDA_EMULATOR_PEERS         0: no device can access another one's memory
     CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
+    CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
                                 «(kernel)» is the execution of a kernel. Functions of NVRTC can fail, too.
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
@@ -22,8 +23,8 @@ Environment variables of the libraries:
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
 
 Kernels run in the kernel interpreter (torch_backplane/interpreter/), one block after another. It checks each memory
-access. Differences to a GPU: device memory is zero after its allocation, the host can access it, a grid cannot
-synchronize, and PTX of other compilers cannot be loaded.
+access. Differences to a GPU: the host can access device memory, a grid cannot synchronize, and PTX of other compilers
+cannot be loaded.
 """
 
 from __future__ import annotations
