@@ -34,6 +34,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -115,10 +116,11 @@ def _build(folder: Path, language: CudaCpp) -> None:
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
     (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")
+    shutil.copy(_SOURCES / "kernel_table.h", folder)
     script = folder / "nvrtc.link"
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
-        compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{_SOURCES}",
+        compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{folder}",
         "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
     ]  # fmt: skip
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
