@@ -467,6 +467,30 @@ def test_errors_of_kernels_are_sticky(body: str, error: int, context: int) -> No
     assert _run('extern "C" __global__ void put(int* out) { *out = 1; }', "put", 1, (1,), (1,)) == [1]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cuMemAlloc_v2", "out", 64), ("cuMemHostAlloc", "out", 64, 0), ("cuMemFree_v2", "memory"),
+        ("cuMemcpyHtoD_v2", "memory", b"data", 4), ("cuMemsetD8Async", "memory", 0, 4, "stream"),
+        ("cuStreamCreate", "out", 1), ("cuStreamQuery", "stream"), ("cuStreamSynchronize", "stream"),
+        ("cuStreamDestroy_v2", "stream"), ("cuStreamWaitEvent", "stream", "event", 0), ("cuEventCreate", "out", 0),
+        ("cuEventRecord", "event", "stream"), ("cuEventQuery", "event"), ("cuEventSynchronize", "event"),
+        ("cuEventDestroy_v2", "event"), ("cuFuncGetAttribute", "out", 0, "function"), ("cuGraphCreate", "out", 0),
+        ("cuModuleLoadData", "out", b"image"), ("cuCtxSynchronize",),
+    ],
+)  # fmt: skip
+def test_calls_after_an_error_return_it(call: tuple[Any, ...]) -> None:
+    function = api.kernel('extern "C" __global__ void wrong(int* out) { *out = 1; }', "wrong")
+    known = {"memory": api.allocate(64), "stream": api.stream(), "event": api.event(), "function": function}
+    out = ctypes.c_uint64()
+    assert api.launch(function, (1,), (1,), 4096) == 0
+    assert api.status("cuStreamSynchronize", 0) == api.ILLEGAL_ADDRESS
+    name, *given = call
+    arguments = [ctypes.byref(out) if one == "out" else known.get(one, one) for one in given]
+    assert api.status(name, *arguments) == api.ILLEGAL_ADDRESS
+    assert api.number("cuDeviceGetAttribute", 1, 0) == 1024  # facts of devices are still there
+
+
 def test_errors_do_not_reach_other_devices(context: int, second: int) -> None:
     function = api.kernel('extern "C" __global__ void wrong(int* out) { *out = 1; }', "wrong")
     assert api.launch(function, (1,), (1,), 4096) == 0

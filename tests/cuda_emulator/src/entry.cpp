@@ -27,6 +27,12 @@ CUresult begin_call(const char* name) {
   return CUDA_SUCCESS;
 }
 
+CUresult begin_call_unless_failed(const char* name) {
+  RETURN_ERROR(begin_call(name));
+  const auto context = current_context();
+  return context == nullptr ? CUDA_SUCCESS : static_cast<CUresult>(context->error.load());
+}
+
 CUresult begin_call(const char* name, std::shared_ptr<Context>* context) {
   RETURN_ERROR(begin_call(name));
   *context = current_context();

@@ -57,7 +57,7 @@ CUresult occupancy(int* blocks, const Function& function, int threads, size_t sh
 
 // Declares `function`, of the parameter `handle`.
 #define ENTER_FUNCTION()              \
-  ENTER();                            \
+  ENTER_UNLESS_FAILED();              \
   const auto function = find(handle); \
   REQUIRE(function != nullptr, CUDA_ERROR_INVALID_HANDLE)
 

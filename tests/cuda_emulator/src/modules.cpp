@@ -323,7 +323,7 @@ API cuModuleGetGlobal_v2(CUdeviceptr* at, size_t* bytes, CUmodule handle, const 
 // --- libraries: modules of no context --------------------------------------------------------------------------------
 
 API cuLibraryLoadData(CUlibrary* made, const void* image, int*, void**, unsigned, int*, void**, unsigned) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(made != nullptr, CUDA_ERROR_INVALID_VALUE);
   auto library = std::make_shared<Library>();
   RETURN_ERROR(load_image(image, nullptr, &library->module));
@@ -332,7 +332,7 @@ API cuLibraryLoadData(CUlibrary* made, const void* image, int*, void**, unsigned
 }
 
 API cuLibraryUnload(CUlibrary handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto library = Registry<Library>::all().remove(handle);
   REQUIRE(library != nullptr, CUDA_ERROR_INVALID_HANDLE);
   unload(*library->module);
@@ -340,7 +340,7 @@ API cuLibraryUnload(CUlibrary handle) {
 }
 
 API cuLibraryGetKernel(CUkernel* made, CUlibrary handle, const char* name) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(made != nullptr && name != nullptr, CUDA_ERROR_INVALID_VALUE);
   const auto library = find(handle);
   REQUIRE(library != nullptr, CUDA_ERROR_INVALID_HANDLE);

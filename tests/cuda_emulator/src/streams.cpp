@@ -250,7 +250,7 @@ API cuStreamCreate(CUstream* made, unsigned flags) {
 }
 
 API cuStreamDestroy_v2(CUstream handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto stream = Registry<Stream>::all().remove(handle);
   REQUIRE(stream != nullptr, CUDA_ERROR_INVALID_HANDLE);
   end_stream(*stream);
