@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -79,9 +80,8 @@ std::map<std::string, size_t> variables_of(const char* image) {
 
 // Loads a library from memory. Returns null if that is not possible.
 void* load_library(const void* image, size_t bytes) {
-  const char* folder = getenv("TMPDIR");
-  // The name is unique, because dlopen returns the loaded library of the same name.
-  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/emulated-module-XXXXXX";
+  // A file with a unique name: dlopen would return a library that is loaded under the same name.
+  std::string path = (std::filesystem::temp_directory_path() / "emulated-module-XXXXXX").string();
   const int file = mkstemp(path.data());
   if (file < 0) {
     return nullptr;
