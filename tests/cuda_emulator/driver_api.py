@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import emulator
@@ -88,11 +89,15 @@ def synchronize(of: int = 0) -> None:
     call("cuStreamSynchronize", of)
 
 
+_called_later: list[Any] = []
+
+
 @contextmanager
 def blocked(which: int) -> Iterator[Callable[[], None]]:
     """Keep a stream busy with a host function until the result is called, or the block ends."""
     released = threading.Event()
     function = HostFunction(lambda _: bool(released.wait(60)) and None)
+    _called_later.append(function)  # until the process ends, because the stream can be destroyed before it is called
     call("cuLaunchHostFunc", which, function, 0)
     try:
         yield released.set
@@ -104,6 +109,11 @@ def blocked(which: int) -> Iterator[Callable[[], None]]:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
+def _nvrtc() -> ctypes.CDLL:
+    emulator.load()
+    return ctypes.CDLL(str(emulator.library_folder() / "libnvrtc.so.13"))
+
+
 def compile_source(source: str, *options: str, expressions: Sequence[str] = ()) -> Program:
     """Compile with NVRTC. `--gpu-architecture=sm_80` is added if there is no architecture."""
     return Program(source, options, expressions)
@@ -112,18 +122,25 @@ def compile_source(source: str, *options: str, expressions: Sequence[str] = ()) 
 class Program:
     """A program of NVRTC: its status, log, binary, PTX and lowered names."""
 
-    def __init__(self, source: str, options: Sequence[str] = (), expressions: Sequence[str] = ()) -> None:
-        emulator.load()
-        self._library = ctypes.CDLL(str(emulator.library_folder() / "libnvrtc.so.13"))
+    def __init__(
+        self,
+        source: str,
+        options: Sequence[str] = (),
+        expressions: Sequence[str] = (),
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._library = _nvrtc()
         self._handle = ctypes.c_void_p()
-        self.call("nvrtcCreateProgram", ctypes.byref(self._handle), source.encode(), b"kernel.cu", 0, None, None)
+        texts, names = ([one.encode() for one in part] for part in (headers.values(), headers))
+        lists = [(ctypes.c_char_p * max(len(headers), 1))(*one) for one in (texts, names)]
+        self.call("nvrtcCreateProgram", ctypes.byref(self._handle), source.encode(), b"kernel.cu", len(headers), *lists)
         for one in expressions:
             self.call("nvrtcAddNameExpression", self._handle, one.encode())
         given = list(options)
         if not any("arch" in one for one in given):
             given.append("--gpu-architecture=sm_80")
-        texts = (ctypes.c_char_p * len(given))(*(one.encode() for one in given))
-        self.status = self._library.nvrtcCompileProgram(self._handle, len(given), texts)
+        words = (ctypes.c_char_p * len(given))(*(one.encode() for one in given))
+        self.status = self._library.nvrtcCompileProgram(self._handle, len(given), words)
         self.log = self._part("ProgramLog").rstrip(b"\0").decode()
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -174,8 +191,8 @@ def launch(
 
 
 def inject(name: str, call_number: int, error: int) -> None:
-    """Make a coming call of a function fail: the next one is number 1."""
-    library = emulator.load()
+    """Make a coming call of a function fail: the next one is number 1. 0 removes the faults of the function."""
+    library = _nvrtc() if name.startswith("nvrtc") else emulator.load()
     library.emulator_inject_fault(name.encode(), ctypes.c_long(call_number), error)
 
 

@@ -15,15 +15,16 @@ Environment variables of the libraries:
     CUDA_EMULATOR_UNITS         multiprocessors of each device (4)
     CUDA_EMULATOR_PEERS         0: no device can access another one's memory
     CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
+    CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
-                                «(kernel)» is the execution of a kernel.
+                                «(kernel)» is the execution of a kernel. Functions of NVRTC can fail, too.
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
 
 Kernels run in the kernel interpreter (torch_backplane/interpreter/), one block after another. It checks each memory
-access. Differences to a GPU: device memory is zero after its allocation, the host can access it, a grid cannot
-synchronize, and PTX of other compilers cannot be loaded.
+access. Differences to a GPU: the host can access device memory, a grid cannot synchronize, and PTX of other compilers
+cannot be loaded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,7 +50,7 @@ from torch_backplane.interpreter.cuda_cpp import CudaCpp  # noqa: E402
 
 _INTERPRETER = Path(library.__file__).parent
 _RUNTIME = "libcuda_emulator_kernels.so"
-_NVRTC = ("nvrtc.cpp", "nvrtc_source.cpp", "processes.cpp")
+_NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
@@ -109,23 +111,25 @@ def _build(folder: Path, language: CudaCpp) -> None:
         for source in sorted(_SOURCES.glob("*.cpp")):
             made[source.name] = str(Path(objects, source.name + ".o"))
             _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
-        nvrtc = [made.pop(name) for name in _NVRTC]
+        nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
         _link(compiler, folder / "libcuda.so.1", list(made.values()))
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
-    (folder / "nvrtc.prelude").write_text(_prelude(language), encoding="utf-8")
+    (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")
+    shutil.copy(_SOURCES / "kernel_table.h", folder)
     script = folder / "nvrtc.link"
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
-        compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{_SOURCES}",
+        compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{folder}",
         "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
     ]  # fmt: skip
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
 
 
-def _prelude(language: CudaCpp) -> str:
+def _prelude(folder: Path, language: CudaCpp) -> str:
     words = (_SOURCES / "kernel_words.h").read_text(encoding="utf-8")
-    return f'{language.before("")}#line 1 "kernel_words.h"\n{words}'
+    build = f'#define EMULATOR_BUILD "{folder.name}"\n'
+    return f'{build}{language.before("")}#line 1 "kernel_words.h"\n{words}'
 
 
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:

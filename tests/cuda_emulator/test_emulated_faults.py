@@ -91,3 +91,13 @@ def test_every_function_fails_once() -> None:
         failed = _program(api.status)
         assert [one.removesuffix("_v2") for one in failed] == [name]
         assert _program(api.status) == []
+
+
+def test_functions_of_nvrtc_fail() -> None:
+    api.inject("nvrtcCompileProgram", 2, 11)
+    programs = [api.compile_source('extern "C" __global__ void nothing() {}') for _ in range(3)]
+    assert [one.status for one in programs] == [0, 11, 0]
+    api.inject("nvrtcGetCUBINSize", 1, 1)
+    with pytest.raises(AssertionError, match="nvrtcGetCUBINSize: error 1"):
+        _ = programs[0].binary
+    assert programs[0].binary

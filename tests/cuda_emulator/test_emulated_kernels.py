@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import driver_api as api
@@ -62,6 +63,22 @@ def test_definitions_and_the_architecture() -> None:
     assert _ints(memory, 3) == [3, 800, 4]
 
 
+def test_language_standards_and_headers() -> None:
+    source = '#include "own/value.h"\nextern "C" __global__ void put(int* out) { *out = VALUE; }'
+    standard = 'extern "C" __global__ void put(int* out) { *out = (int)__cplusplus; }'
+    assert api.compile_source(source).status == 6
+    found = []
+    for option in ("--std=c++17", "--std=c++20", "-std=c++14"):
+        module = api.result("cuModuleLoadData", api.compile_source(standard, option).binary)
+        memory = api.allocate(4)
+        assert api.launch(api.result("cuModuleGetFunction", module, "put"), (1,), (1,), memory) == 0
+        found += _ints(memory, 1)
+    assert found[0] == found[2] == 201703
+    assert found[1] > found[0]
+    program = api.Program(source, headers={"own/value.h": "#define VALUE 1000"})
+    assert program.status == 0, program.log
+
+
 def test_architectures() -> None:
     count = ctypes.c_int()
     program = api.compile_source("")
@@ -112,6 +129,9 @@ def test_wrong_images() -> None:
     assert api.status("cuModuleLoadData", ctypes.byref(module), b".version 8.0\n.target sm_80\n") == api.INVALID_PTX
     assert api.status("cuModuleLoadData", ctypes.byref(module), None) == api.INVALID_VALUE
     assert api.status("cuModuleLoad", ctypes.byref(module), "/no/such/file") == 301
+    binary = api.compile_source("").binary
+    of_another_build = binary.replace(api.emulator.library_folder().name.encode(), b"0123456789abcdef")
+    assert api.status("cuModuleLoadData", ctypes.byref(module), of_another_build) == api.INVALID_IMAGE
 
 
 # --- modules
@@ -371,6 +391,34 @@ def test_launch_attributes(attribute: tuple[int, list[int]] | None, error: int) 
         assert _ints(memory, 1) == [1]
 
 
+def test_cooperative_launches_fit_on_the_device() -> None:
+    function, memory = api.kernel('extern "C" __global__ void one(int* at) { *at = 1; }', "one"), api.allocate(4)
+    pointer = ctypes.c_uint64(memory)
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    # 4 multiprocessors have 2 blocks of 1024 threads each.
+    for blocks, error in ((8, 0), (9, 720)):
+        assert api.status("cuLaunchCooperativeKernel", function, blocks, 1, 1, 1024, 1, 1, 0, 0, arguments) == error
+        attribute = LaunchAttribute(2, 0, (ctypes.c_uint * 16)(1))
+        config = LaunchConfig(blocks, 1, 1, 1024, 1, 1, 0, None, ctypes.addressof(attribute), 1)
+        assert api.status("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None) == error
+
+
+def test_clusters_of_later_architectures(run_apart: Callable[..., str]) -> None:
+    script = (
+        "import ctypes\n"
+        "from test_emulated_kernels import LaunchAttribute, LaunchConfig\n"
+        "api.call('cuInit', 0)\n"
+        "api.call('cuCtxSetCurrent', api.result('cuDevicePrimaryCtxRetain', 0))\n"
+        "program = api.compile_source('extern \"C\" __global__ void nothing() {}', '-arch=sm_90')\n"
+        "function = api.result('cuModuleGetFunction', api.result('cuModuleLoadData', program.binary), 'nothing')\n"
+        "for cluster in ([2, 1, 1], [4, 1, 1], [1, 3, 1], [0, 1, 1], [16, 1, 1]):\n"
+        "    attribute = LaunchAttribute(4, 0, (ctypes.c_uint * 16)(*cluster))\n"
+        "    config = LaunchConfig(16, 2, 1, 1, 1, 1, 0, None, ctypes.addressof(attribute), 1)\n"
+        "    print(api.status('cuLaunchKernelEx', ctypes.byref(config), function, None, None))\n"
+    )
+    assert run_apart(script, CUDA_EMULATOR_ARCHITECTURE="90").split() == ["0", "0", "1", "1", "1"]
+
+
 # --- errors
 
 
@@ -417,6 +465,30 @@ def test_errors_of_kernels_are_sticky(body: str, error: int, context: int) -> No
     api.call("cuDevicePrimaryCtxReset_v2", 0)
     api.call("cuCtxSetCurrent", api.result("cuDevicePrimaryCtxRetain", 0))
     assert _run('extern "C" __global__ void put(int* out) { *out = 1; }', "put", 1, (1,), (1,)) == [1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cuMemAlloc_v2", "out", 64), ("cuMemHostAlloc", "out", 64, 0), ("cuMemFree_v2", "memory"),
+        ("cuMemcpyHtoD_v2", "memory", b"data", 4), ("cuMemsetD8Async", "memory", 0, 4, "stream"),
+        ("cuStreamCreate", "out", 1), ("cuStreamQuery", "stream"), ("cuStreamSynchronize", "stream"),
+        ("cuStreamDestroy_v2", "stream"), ("cuStreamWaitEvent", "stream", "event", 0), ("cuEventCreate", "out", 0),
+        ("cuEventRecord", "event", "stream"), ("cuEventQuery", "event"), ("cuEventSynchronize", "event"),
+        ("cuEventDestroy_v2", "event"), ("cuFuncGetAttribute", "out", 0, "function"), ("cuGraphCreate", "out", 0),
+        ("cuModuleLoadData", "out", b"image"), ("cuCtxSynchronize",),
+    ],
+)  # fmt: skip
+def test_calls_after_an_error_return_it(call: tuple[Any, ...]) -> None:
+    function = api.kernel('extern "C" __global__ void wrong(int* out) { *out = 1; }', "wrong")
+    known = {"memory": api.allocate(64), "stream": api.stream(), "event": api.event(), "function": function}
+    out = ctypes.c_uint64()
+    assert api.launch(function, (1,), (1,), 4096) == 0
+    assert api.status("cuStreamSynchronize", 0) == api.ILLEGAL_ADDRESS
+    name, *given = call
+    arguments = [ctypes.byref(out) if one == "out" else known.get(one, one) for one in given]
+    assert api.status(name, *arguments) == api.ILLEGAL_ADDRESS
+    assert api.number("cuDeviceGetAttribute", 1, 0) == 1024  # facts of devices are still there
 
 
 def test_errors_do_not_reach_other_devices(context: int, second: int) -> None:

@@ -112,6 +112,21 @@ def test_fills(name: str, size: int) -> None:
     assert api.status(f"cuMemset{name}_v2", memory, 0, 10_000) == api.INVALID_VALUE
 
 
+def test_content_of_new_memory(run_apart: Callable[..., str]) -> None:
+    script = (
+        "api.call('cuInit', 0)\n"
+        "api.call('cuCtxSetCurrent', api.result('cuDevicePrimaryCtxRetain', 0))\n"
+        "size = 5_000_001\n"
+        "for _ in range(2):\n"
+        "    memory = api.allocate(size)\n"
+        "    print(set(api.read(memory, size)))\n"
+        "    api.call('cuMemsetD8_v2', memory, 1, size)\n"
+        "    api.call('cuMemFree_v2', memory)\n"
+    )
+    assert run_apart(script) == "{0}\n{0}\n"
+    assert run_apart(script, CUDA_EMULATOR_FILL="0xa5") == "{165}\n{165}\n"
+
+
 # --- memory of the host
 
 
@@ -279,7 +294,7 @@ def test_access_is_for_devices() -> None:
     api.call("cuMemAddressFree", begin, PAGE)
 
 
-def test_random_allocations(run_apart: Callable[..., str]) -> None:
+def test_random_allocations() -> None:
     generator = random.Random(0)
     live: dict[int, bytes] = {}
     before = _free()

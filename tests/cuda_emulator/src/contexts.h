@@ -50,6 +50,8 @@ Device* device_at(CUdevice number);
 int number_of(const Device* device);
 // The compute capability of all devices, such as 80.
 int capability();
+// The number of multiprocessors of each device.
+int multiprocessors();
 
 // The calling thread's current context; null if there is none.
 std::shared_ptr<Context> current_context();

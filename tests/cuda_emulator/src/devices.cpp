@@ -61,7 +61,7 @@ const std::map<int, int>& attributes() {
       {13, 1410000}, // clock in kHz
       {14, 512}, // alignment of textures
       {15, 1}, // copies overlap with kernels
-      {16, static_cast<int>(setting("CUDA_EMULATOR_UNITS", 4))}, // multiprocessors
+      {16, multiprocessors()}, // multiprocessors
       {19, 1}, // host memory can be mapped
       {31, 1}, // concurrent kernels
       {36, 1215000}, // memory clock in kHz
@@ -114,6 +114,11 @@ int number_of(const Device* device) {
     }
   }
   return -1;
+}
+
+int multiprocessors() {
+  static const int value = static_cast<int>(setting("CUDA_EMULATOR_UNITS", 4));
+  return value;
 }
 
 int capability() {

@@ -11,7 +11,10 @@
 // a forked child, in a host function).
 CUresult begin_call(const char* name);
 
-// The same, and an error if there is no current context or its error is sticky. Stores the current context.
+// The same, and the sticky error of the current context, if there is one.
+CUresult begin_call_unless_failed(const char* name);
+
+// The same, and an error if there is no current context. Stores the current context.
 CUresult begin_call(const char* name, std::shared_ptr<Context>* context);
 
 #define RETURN_ERROR(call)                                      \
@@ -25,6 +28,7 @@ CUresult begin_call(const char* name, std::shared_ptr<Context>* context);
   }
 
 #define ENTER() RETURN_ERROR(begin_call(__func__))
+#define ENTER_UNLESS_FAILED() RETURN_ERROR(begin_call_unless_failed(__func__))
 // Declares `context`.
 #define ENTER_CONTEXT()             \
   std::shared_ptr<Context> context; \

@@ -79,7 +79,7 @@ API cuEventCreate(CUevent* made, unsigned flags) {
 }
 
 API cuEventDestroy_v2(CUevent handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return Registry<Event>::all().remove(handle) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 
@@ -112,7 +112,7 @@ API cuStreamWaitEvent(CUstream on, CUevent handle, unsigned flags) {
 }
 
 API cuEventQuery(CUevent handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto event = find(handle);
   REQUIRE(event != nullptr, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!was_captured(*event), CUDA_ERROR_CAPTURED_EVENT);
@@ -123,7 +123,7 @@ API cuEventQuery(CUevent handle) {
 }
 
 API cuEventSynchronize(CUevent handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto event = find(handle);
   REQUIRE(event != nullptr, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!was_captured(*event), CUDA_ERROR_CAPTURED_EVENT);
@@ -138,7 +138,7 @@ API cuEventSynchronize(CUevent handle) {
 }
 
 API cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto from = find(start), to = find(end);
   REQUIRE(from != nullptr && to != nullptr, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(milliseconds != nullptr, CUDA_ERROR_INVALID_VALUE);
@@ -151,7 +151,6 @@ API cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
   return CUDA_SUCCESS;
 }
 
-// Programs that look up the first version of the function by name get the same.
 API cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return cuEventElapsedTime_v2(milliseconds, start, end);
 }

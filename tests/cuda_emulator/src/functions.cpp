@@ -39,6 +39,8 @@ CUresult set_attribute(int attribute, int value, Function& function) {
   return CUDA_SUCCESS;
 }
 
+} // namespace
+
 CUresult occupancy(int* blocks, const Function& function, int threads, size_t shared) {
   REQUIRE(blocks != nullptr && threads > 0, CUDA_ERROR_INVALID_VALUE);
   const int all_shared = function.static_shared + static_cast<int>(shared);
@@ -53,11 +55,9 @@ CUresult occupancy(int* blocks, const Function& function, int threads, size_t sh
   return CUDA_SUCCESS;
 }
 
-} // namespace
-
 // Declares `function`, of the parameter `handle`.
 #define ENTER_FUNCTION()              \
-  ENTER();                            \
+  ENTER_UNLESS_FAILED();              \
   const auto function = find(handle); \
   REQUIRE(function != nullptr, CUDA_ERROR_INVALID_HANDLE)
 

@@ -172,7 +172,7 @@ Update compare(const std::vector<ExecNode>& now, const std::vector<ExecNode>& ne
 
 // Declares `exec`, of the parameter `handle`.
 #define ENTER_EXEC()              \
-  ENTER();                        \
+  ENTER_UNLESS_FAILED();          \
   const auto exec = find(handle); \
   REQUIRE(exec != nullptr, CUDA_ERROR_INVALID_VALUE)
 
@@ -192,7 +192,7 @@ API cuGraphInstantiateWithParams(CUgraphExec* made, CUgraph graph, CUDA_GRAPH_IN
 }
 
 API cuGraphExecDestroy(CUgraphExec handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return Registry<GraphExec>::all().remove(handle) == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -204,36 +204,36 @@ API cuGraphExecGetFlags(CUgraphExec handle, unsigned long long* flags) {
 }
 
 API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<KernelLaunch>(exec, node, given);
 }
 
 API cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* given, CUcontext context) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(find(context) != nullptr, CUDA_ERROR_INVALID_CONTEXT);
   return set<Copy>(exec, node, given);
 }
 
 API cuGraphExecMemsetNodeSetParams(
     CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* given, CUcontext context) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(find(context) != nullptr, CUDA_ERROR_INVALID_CONTEXT);
   return set<Fill>(exec, node, given);
 }
 
 API cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<HostFunction>(exec, node, given);
 }
 
 API cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Recorded given{event};
   return set<EventRecord>(exec, node, &given);
 }
 
 API cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Awaited given{event};
   return set<EventWait>(exec, node, &given);
 }

@@ -117,17 +117,17 @@ API cuGraphAddKernelNode_v2(
     const CUgraphNode* dependencies,
     size_t count,
     const CUDA_KERNEL_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return add({made, graph, dependencies, count}, given);
 }
 
 API cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<KernelLaunch>(node, given);
 }
 
 API cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* to) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto launch = operation_of<KernelLaunch>(node);
   REQUIRE(launch != nullptr && to != nullptr, CUDA_ERROR_INVALID_VALUE);
   launch->pointers.clear();
@@ -147,18 +147,18 @@ API cuGraphAddMemcpyNode(
     size_t count,
     const CUDA_MEMCPY3D* given,
     CUcontext context) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(find(context) != nullptr, CUDA_ERROR_INVALID_CONTEXT);
   return add({made, graph, dependencies, count}, given);
 }
 
 API cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<Copy>(node, given);
 }
 
 API cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* to) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return get<Copy>(node, to);
 }
 
@@ -169,18 +169,18 @@ API cuGraphAddMemsetNode(
     size_t count,
     const CUDA_MEMSET_NODE_PARAMS* given,
     CUcontext context) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(find(context) != nullptr, CUDA_ERROR_INVALID_CONTEXT);
   return add({made, graph, dependencies, count}, given);
 }
 
 API cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<Fill>(node, given);
 }
 
 API cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* to) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return get<Fill>(node, to);
 }
 
@@ -190,43 +190,43 @@ API cuGraphAddHostNode(
     const CUgraphNode* dependencies,
     size_t count,
     const CUDA_HOST_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return add({made, graph, dependencies, count}, given);
 }
 
 API cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* given) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return set<HostFunction>(node, given);
 }
 
 API cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* to) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return get<HostFunction>(node, to);
 }
 
 API cuGraphAddEmptyNode(CUgraphNode* made, CUgraph graph, const CUgraphNode* dependencies, size_t count) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Nothing given;
   return add({made, graph, dependencies, count}, &given);
 }
 
 API cuGraphAddEventRecordNode(
     CUgraphNode* made, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUevent event) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Recorded given{event};
   return add({made, graph, dependencies, count}, &given);
 }
 
 API cuGraphAddEventWaitNode(
     CUgraphNode* made, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUevent event) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Awaited given{event};
   return add({made, graph, dependencies, count}, &given);
 }
 
 API cuGraphAddChildGraphNode(
     CUgraphNode* made, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUgraph child) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const Child given{child};
   return add({made, graph, dependencies, count}, &given);
 }

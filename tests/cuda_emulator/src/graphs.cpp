@@ -74,26 +74,26 @@ CUresult ChildGraph::execute(Context& context) {
 // --- the API ---------------------------------------------------------------------------------------------------------
 
 API cuGraphCreate(CUgraph* made, unsigned flags) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(made != nullptr && flags == 0, CUDA_ERROR_INVALID_VALUE);
   *made = Registry<Graph>::all().add(std::make_shared<Graph>());
   return CUDA_SUCCESS;
 }
 
 API cuGraphDestroy(CUgraph handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   return Registry<Graph>::all().remove(handle) == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 // Declares `graph`, of the parameter `handle`.
 #define ENTER_GRAPH()              \
-  ENTER();                         \
+  ENTER_UNLESS_FAILED();           \
   const auto graph = find(handle); \
   REQUIRE(graph != nullptr, CUDA_ERROR_INVALID_VALUE)
 
 // Declares `node` and `graph`, of the parameter `handle`, and holds the graph's lock.
 #define ENTER_NODE()                                   \
-  ENTER();                                             \
+  ENTER_UNLESS_FAILED();                               \
   const auto node = find(handle);                      \
   REQUIRE(node != nullptr, CUDA_ERROR_INVALID_VALUE);  \
   const auto graph = node->graph.lock();               \

@@ -1,5 +1,6 @@
 // The end of a compiled source: its kernels, with the sizes of their parameters. Before this file, the compiler's input
-// has EMULATOR_ARCHITECTURE and EMULATOR_KERNELS(of), which lists kernels and their __launch_bounds__.
+// has EMULATOR_BUILD (the emulator's name of its version), EMULATOR_ARCHITECTURE, and EMULATOR_KERNELS(of), which lists
+// kernels and their __launch_bounds__.
 
 #line 1 "kernel_table.h"
 #undef min
@@ -62,5 +63,6 @@ __attribute__((visibility("default"))) char emulator_dynamic_shared[227 << 10]
     __attribute__((aligned(1024), section(".emulator_dynamic_shared,\"aw\",@nobits#")));
 extern const emulator_kernel emulator_kernels[] = {EMULATOR_KERNELS(EMULATOR_KERNEL){0, 0, 0, 0, 0, 0, 0}};
 extern const int emulator_architecture = EMULATOR_ARCHITECTURE;
+extern const char emulator_build[] = EMULATOR_BUILD;
 extern char* const emulator_image[] = {__ehdr_start, _end};
 }

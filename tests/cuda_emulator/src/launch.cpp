@@ -121,6 +121,19 @@ CUresult KernelLaunch::execute(Context& context) {
 
 namespace {
 
+// All blocks of a cooperative launch must be on the device at the same time.
+CUresult check_cooperative(const CUDA_KERNEL_NODE_PARAMS& given) {
+  const auto function = find(given.func);
+  REQUIRE(function != nullptr, CUDA_ERROR_INVALID_HANDLE);
+  const uint64_t threads = uint64_t{given.blockDimX} * given.blockDimY * given.blockDimZ;
+  REQUIRE(threads != 0 && threads <= kMostThreads, CUDA_ERROR_INVALID_VALUE);
+  int blocks = 0;
+  RETURN_ERROR(occupancy(&blocks, *function, static_cast<int>(threads), given.sharedMemBytes));
+  const uint64_t most = static_cast<uint64_t>(blocks) * static_cast<uint64_t>(multiprocessors());
+  const bool fits = uint64_t{given.gridDimX} * given.gridDimY * given.gridDimZ <= most;
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+}
+
 CUresult launch_on(const std::shared_ptr<Context>& context, CUstream handle, const CUDA_KERNEL_NODE_PARAMS& given) {
   const auto stream = stream_of(context, handle);
   REQUIRE(stream != nullptr, CUDA_ERROR_INVALID_HANDLE);
@@ -151,21 +164,43 @@ API cuLaunchKernel(
       {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, arguments, extra, nullptr, nullptr});
 }
 
+namespace {
+
+constexpr int kCooperative = 2, kCluster = 4; // of CUlaunchAttributeID
+constexpr unsigned kMostBlocksOfCluster = 8;
+
+// Blocks run one after another. So clusters and grids that do not synchronize work.
+CUresult check(const CUlaunchAttribute& one, const CUDA_KERNEL_NODE_PARAMS& given) {
+  if (one.id == kCooperative && one.value.cooperative != 0) {
+    return check_cooperative(given);
+  }
+  const auto& cluster = one.value.cluster;
+  if (one.id != kCluster || (cluster.x == 1 && cluster.y == 1 && cluster.z == 1)) {
+    return CUDA_SUCCESS;
+  }
+  REQUIRE(capability() >= 90, CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(cluster.x != 0 && cluster.y != 0 && cluster.z != 0, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(uint64_t{cluster.x} * cluster.y * cluster.z <= kMostBlocksOfCluster, CUDA_ERROR_INVALID_VALUE);
+  const bool fits =
+      given.gridDimX % cluster.x == 0 && given.gridDimY % cluster.y == 0 && given.gridDimZ % cluster.z == 0;
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+} // namespace
+
 API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void** extra) {
   ENTER_CONTEXT();
   REQUIRE(config != nullptr && (config->numAttrs == 0 || config->attrs != nullptr), CUDA_ERROR_INVALID_VALUE);
+  const CUDA_KERNEL_NODE_PARAMS given{function,          config->gridDimX,
+                                      config->gridDimY,  config->gridDimZ,
+                                      config->blockDimX, config->blockDimY,
+                                      config->blockDimZ, config->sharedMemBytes,
+                                      arguments,         extra,
+                                      nullptr,           nullptr};
   for (unsigned i = 0; i < config->numAttrs; ++i) {
-    const CUlaunchAttribute& one = config->attrs[i];
-    const auto& cluster = one.value.cluster;
-    // Clusters exist since 9.0. Blocks cannot wait for each other, but a grid that does not need that can be
-    // cooperative.
-    const bool is_cluster = one.id == 4 && (cluster.x != 1 || cluster.y != 1 || cluster.z != 1);
-    REQUIRE(!is_cluster || capability() >= 90, CUDA_ERROR_NOT_SUPPORTED);
+    RETURN_ERROR(check(config->attrs[i], given));
   }
-  return launch_on(
-      context, config->hStream,
-      {function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
-       config->blockDimZ, config->sharedMemBytes, arguments, extra, nullptr, nullptr});
+  return launch_on(context, config->hStream, given);
 }
 
 API cuLaunchCooperativeKernel(
@@ -180,7 +215,8 @@ API cuLaunchCooperativeKernel(
     CUstream stream,
     void** arguments) {
   ENTER_CONTEXT();
-  return launch_on(
-      context, stream,
-      {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, arguments, nullptr, nullptr, nullptr});
+  const CUDA_KERNEL_NODE_PARAMS given{function, grid_x, grid_y,    grid_z,  block_x, block_y,
+                                      block_z,  shared, arguments, nullptr, nullptr, nullptr};
+  RETURN_ERROR(check_cooperative(given));
+  return launch_on(context, stream, given);
 }

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,23 @@ char* reserve_addresses(uint64_t bytes, int protection) {
 char* aligned_arena() {
   char* at = reserve_addresses(kArenaBytes + kGranularity, PROT_NONE);
   return reinterpret_cast<char*>(rounded_up(reinterpret_cast<uint64_t>(at), kGranularity));
+}
+
+// Writes the byte of CUDA_EMULATOR_FILL to a part of a file.
+void fill(int file, uint64_t offset, uint64_t bytes) {
+  static const char* const setting = getenv("CUDA_EMULATOR_FILL");
+  if (setting == nullptr) {
+    return;
+  }
+  const std::vector<char> part(kGranularity, static_cast<char>(strtol(setting, nullptr, 0)));
+  for (uint64_t done = 0; done < bytes; done += kGranularity) {
+    const ssize_t written =
+        pwrite(file, part.data(), std::min(kGranularity, bytes - done), static_cast<off_t>(offset + done));
+    if (written < 0) {
+      perror("CUDA emulator: cannot fill memory");
+      abort();
+    }
+  }
 }
 
 } // namespace
@@ -94,12 +112,16 @@ std::shared_ptr<Physical> Memory::create(Device* device, uint64_t bytes) {
       return nullptr;
     }
   } while (!device->used.compare_exchange_weak(used, used + bytes));
-  std::lock_guard lock(own_);
-  const uint64_t offset = offsets_[static_cast<size_t>(device->ordinal)].take(rounded_up(bytes, kGranularity));
+  uint64_t offset = 0;
+  {
+    std::lock_guard lock(own_);
+    offset = offsets_[static_cast<size_t>(device->ordinal)].take(rounded_up(bytes, kGranularity));
+  }
   if (offset == 0) {
     device->used -= bytes;
     return nullptr;
   }
+  fill(file(device), offset, bytes);
   return std::make_shared<Physical>(device, bytes, offset);
 }
 

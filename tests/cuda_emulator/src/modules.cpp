@@ -98,6 +98,14 @@ void* load_library(const void* image, size_t bytes) {
   return library;
 }
 
+// The folder of this library, whose name is that of the build.
+std::string own_folder() {
+  Dl_info info;
+  dladdr(reinterpret_cast<void*>(&own_folder), &info);
+  const std::string path = info.dli_fname;
+  return path.substr(0, path.rfind('/'));
+}
+
 template <class T>
 T* symbol(const Module& module, const char* name) {
   return static_cast<T*>(dlsym(module.library, name));
@@ -131,6 +139,10 @@ std::set<std::pair<uint64_t, uint64_t>>& images() { // of all loaded modules
 CUresult load_binary(const void* image, size_t bytes, bool is_text, const std::shared_ptr<Module>& module) {
   module->library = load_library(image, bytes);
   REQUIRE(module->library != nullptr, is_text ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE);
+  // A cache can have images of another build of the emulator.
+  const char* build = symbol<const char>(*module, "emulator_build");
+  const bool is_own = build != nullptr && own_folder().find(build) != std::string::npos;
+  REQUIRE(is_own, is_text ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE);
   const int* architecture = symbol<const int>(*module, "emulator_architecture");
   const auto* rows = symbol<const TableRow>(*module, "emulator_kernels");
   char* const* bounds = symbol<char* const>(*module, "emulator_image");
@@ -311,7 +323,7 @@ API cuModuleGetGlobal_v2(CUdeviceptr* at, size_t* bytes, CUmodule handle, const 
 // --- libraries: modules of no context --------------------------------------------------------------------------------
 
 API cuLibraryLoadData(CUlibrary* made, const void* image, int*, void**, unsigned, int*, void**, unsigned) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(made != nullptr, CUDA_ERROR_INVALID_VALUE);
   auto library = std::make_shared<Library>();
   RETURN_ERROR(load_image(image, nullptr, &library->module));
@@ -320,7 +332,7 @@ API cuLibraryLoadData(CUlibrary* made, const void* image, int*, void**, unsigned
 }
 
 API cuLibraryUnload(CUlibrary handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto library = Registry<Library>::all().remove(handle);
   REQUIRE(library != nullptr, CUDA_ERROR_INVALID_HANDLE);
   unload(*library->module);
@@ -328,7 +340,7 @@ API cuLibraryUnload(CUlibrary handle) {
 }
 
 API cuLibraryGetKernel(CUkernel* made, CUlibrary handle, const char* name) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   REQUIRE(made != nullptr && name != nullptr, CUDA_ERROR_INVALID_VALUE);
   const auto library = find(handle);
   REQUIRE(library != nullptr, CUDA_ERROR_INVALID_HANDLE);

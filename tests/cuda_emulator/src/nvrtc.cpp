@@ -1,21 +1,16 @@
-// libnvrtc: compiles CUDA C++ with the system's C++ compiler to a library for the kernel interpreter. The folder of
-// this library has the compiler's command (nvrtc.command, one argument per line) and the prelude (nvrtc.prelude).
+// libnvrtc: compiles CUDA C++ with the system's C++ compiler to a library for the kernel interpreter.
 
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "nvrtc_source.h"
+#include "faults.h"
+#include "nvrtc_compiler.h"
 #include "processes.h"
 #include "registry.h"
 
@@ -35,214 +30,13 @@ enum nvrtcResult : int {
   NVRTC_ERROR_INTERNAL_ERROR = 11,
 };
 
-struct Program {
-  std::string source, name;
-  std::vector<std::pair<std::string, std::string>> headers; // name, text
-  std::vector<std::string> expressions;
-  bool is_compiled = false;
-  std::string log, binary, text;
-  std::map<std::string, std::string> lowered; // by expression
-};
+// What each function does first: an injected fault ends it.
+#define ENTER()                               \
+  if (const int fault = fault_of(__func__)) { \
+    return static_cast<nvrtcResult>(fault);   \
+  }
 
 namespace {
-
-constexpr int kArchitectures[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
-
-std::string own_folder() {
-  Dl_info info;
-  dladdr(reinterpret_cast<void*>(&own_folder), &info);
-  const std::string path = info.dli_fname;
-  return path.substr(0, path.rfind('/') + 1);
-}
-
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> all;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    all.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return all;
-}
-
-bool begins(const std::string& text, const std::string& with) {
-  return text.compare(0, with.size(), with) == 0;
-}
-
-// --- options ---------------------------------------------------------------------------------------------------------
-
-struct Options {
-  int architecture = 75;
-  bool is_virtual = true; // compute_75: no binary, only text
-  std::vector<std::string> compiler;
-};
-
-// Options without effect here; those with a value have it behind «=».
-const char* const kIgnored[] = {
-    "--fmad=",
-    "-fmad=",
-    "--use_fast_math",
-    "-use_fast_math",
-    "--ftz=",
-    "-ftz=",
-    "--prec-div=",
-    "-prec-div=",
-    "--prec-sqrt=",
-    "-prec-sqrt=",
-    "--generate-line-info",
-    "-lineinfo",
-    "--device-debug",
-    "-G",
-    "--maxrregcount=",
-    "-maxrregcount=",
-    "--device-as-default-execution-space",
-    "-default-device",
-    "--restrict",
-    "-restrict",
-    "--extra-device-vectorization",
-    "-extra-device-vectorization",
-    "--relocatable-device-code=",
-    "-rdc=",
-    "--disable-warnings",
-    "-w",
-    "--diag-suppress=",
-    "-diag-suppress=",
-    "--ptxas-options=",
-    "-Xptxas=",
-    "--dopt=",
-    "-dopt=",
-    "--split-compile=",
-    "-split-compile=",
-    "--minimal",
-    "-minimal",
-    "--no-source-include",
-    "-no-source-include",
-    "--resource-usage",
-    "-res-usage"};
-
-bool is_ignored(const std::string& option) {
-  for (const char* one : kIgnored) {
-    const bool has_value = one[strlen(one) - 1] == '=';
-    if (has_value ? begins(option, one) : option == one) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool read_architecture(const std::string& value, Options* options) {
-  const bool is_real = begins(value, "sm_"), is_virtual = begins(value, "compute_");
-  if (!is_real && !is_virtual) {
-    return false;
-  }
-  const int number = atoi(value.c_str() + value.find('_') + 1); // the letter in sm_90a has no effect
-  for (const int one : kArchitectures) {
-    if (one == number) {
-      options->architecture = number;
-      options->is_virtual = is_virtual;
-      return true;
-    }
-  }
-  return false;
-}
-
-// Returns false, and stores a message, for an option that NVRTC does not have.
-bool read_options(int count, const char* const* given, Options* options, std::string* log) {
-  for (int i = 0; i < count; ++i) {
-    std::string option = given[i];
-    const bool takes_next = option == "-I" || option == "-D" || option == "-arch" || option == "--gpu-architecture" ||
-        option == "--include-path" || option == "--define-macro" || option == "-std";
-    if (takes_next && i + 1 < count) {
-      option += (option.size() == 2 ? "" : "=") + std::string(given[++i]);
-    }
-    const std::string value = option.substr(std::min(option.find('='), option.size() - 1) + 1);
-    if (begins(option, "--gpu-architecture=") || begins(option, "-arch=")) {
-      if (!read_architecture(value, options)) {
-        *log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n";
-        return false;
-      }
-    } else if (begins(option, "-D") || begins(option, "-U") || begins(option, "-I")) {
-      options->compiler.push_back(option);
-    } else if (begins(option, "--define-macro=")) {
-      options->compiler.push_back("-D" + value);
-    } else if (begins(option, "--undefine-macro=")) {
-      options->compiler.push_back("-U" + value);
-    } else if (begins(option, "--include-path=")) {
-      options->compiler.push_back("-I" + value);
-    } else if (begins(option, "--std=") || begins(option, "-std=")) {
-      options->compiler.push_back("-std=gnu++" + value.substr(3));
-    } else if (!is_ignored(option)) {
-      *log = "nvrtc: error: unrecognized option " + option + " found\n";
-      return false;
-    }
-  }
-  return true;
-}
-
-// --- compilation -----------------------------------------------------------------------------------------------------
-
-// Compiles to a library. Returns the exit status of the compiler, and stores its output.
-int compile(const Program& program, const Options& options, const TemporaryFolder& folder, std::string* output) {
-  for (const auto& [name, text] : program.headers) {
-    folder.write("include/" + name, text);
-  }
-  folder.write(
-      "kernel.cu",
-      content(own_folder() + "nvrtc.prelude") +
-          compiled_source(program.source, program.name, program.expressions, options.architecture));
-  std::vector<std::string> command = lines(content(own_folder() + "nvrtc.command"));
-  for (std::string& one : command) {
-    one = one == "SOURCE" ? folder.path("kernel.cu") : one == "RESULT" ? folder.path("kernel.so") : one;
-  }
-  command.insert(command.begin() + 1, options.compiler.begin(), options.compiler.end());
-  command.insert(command.begin() + 1, "-I" + folder.path("include"));
-  return run_command(command, output);
-}
-
-// Returns the compiler's messages in the form of NVRTC: «name(3): error: …» for «name:3:5: error: …».
-std::string messages(const std::string& output) {
-  std::string all;
-  size_t errors = 0;
-  for (const std::string& line : lines(output)) {
-    for (const char* kind : {": error: ", ": fatal error: "}) {
-      const size_t at = line.find(kind);
-      if (at != std::string::npos) {
-        std::vector<std::string> parts{""};
-        for (const char one : line.substr(0, at)) {
-          if (one == ':') {
-            parts.emplace_back();
-          } else {
-            parts.back().push_back(one);
-          }
-        }
-        const std::string place = parts.size() >= 3 ? parts[0] + "(" + parts[1] + ")" : line.substr(0, at);
-        all += place + ": error: " + line.substr(at + strlen(kind)) + "\n";
-        ++errors;
-      }
-    }
-    if (line.find("undefined reference") != std::string::npos) {
-      all += "ptxas fatal   : Unresolved extern function: " + line + "\n";
-    }
-  }
-  return all.empty() ? output : all + "\n" + std::to_string(errors) + " error(s) detected in the compilation.\n";
-}
-
-// The text form of a binary. Real PTX has the kernels' code; this has the whole binary in a comment.
-std::string text_of(const std::string& binary, int architecture) {
-  std::string text = ".version 8.5\n.target sm_" + std::to_string(architecture) + "\n.address_size 64\n\n";
-  text += "// emulated binary: ";
-  constexpr char digits[] = "0123456789abcdef";
-  for (const char one : binary) {
-    text += digits[static_cast<unsigned char>(one) >> 4];
-    text += digits[one & 15];
-  }
-  return text + "\n";
-}
 
 // Loads the library to find the mangled names of the kernels in the expressions.
 void find_lowered_names(const std::string& path, Program* program) {
@@ -303,6 +97,7 @@ API const char* nvrtcGetErrorString(nvrtcResult result) {
 }
 
 API nvrtcResult nvrtcVersion(int* major, int* minor) {
+  ENTER();
   if (major == nullptr || minor == nullptr) {
     return NVRTC_ERROR_INVALID_INPUT;
   }
@@ -312,6 +107,7 @@ API nvrtcResult nvrtcVersion(int* major, int* minor) {
 }
 
 API nvrtcResult nvrtcGetNumSupportedArchs(int* count) {
+  ENTER();
   if (count == nullptr) {
     return NVRTC_ERROR_INVALID_INPUT;
   }
@@ -320,6 +116,7 @@ API nvrtcResult nvrtcGetNumSupportedArchs(int* count) {
 }
 
 API nvrtcResult nvrtcGetSupportedArchs(int* all) {
+  ENTER();
   if (all == nullptr) {
     return NVRTC_ERROR_INVALID_INPUT;
   }
@@ -334,6 +131,7 @@ API nvrtcResult nvrtcCreateProgram(
     int header_count,
     const char* const* headers,
     const char* const* header_names) {
+  ENTER();
   const bool has_headers = headers != nullptr && header_names != nullptr;
   if (made == nullptr || source == nullptr || header_count < 0 || (header_count != 0 && !has_headers)) {
     return NVRTC_ERROR_INVALID_INPUT;
@@ -349,6 +147,7 @@ API nvrtcResult nvrtcCreateProgram(
 }
 
 API nvrtcResult nvrtcDestroyProgram(Program** program) {
+  ENTER();
   if (program == nullptr || Registry<Program>::all().remove(*program) == nullptr) {
     return NVRTC_ERROR_INVALID_PROGRAM;
   }
@@ -357,6 +156,7 @@ API nvrtcResult nvrtcDestroyProgram(Program** program) {
 }
 
 API nvrtcResult nvrtcAddNameExpression(Program* handle, const char* expression) {
+  ENTER();
   const auto program = program_of(handle);
   if (program == nullptr) {
     return NVRTC_ERROR_INVALID_PROGRAM;
@@ -372,6 +172,7 @@ API nvrtcResult nvrtcAddNameExpression(Program* handle, const char* expression) 
 }
 
 API nvrtcResult nvrtcCompileProgram(Program* handle, int count, const char* const* given) {
+  ENTER();
   const auto program = program_of(handle);
   if (program == nullptr) {
     return NVRTC_ERROR_INVALID_PROGRAM;
@@ -384,21 +185,22 @@ API nvrtcResult nvrtcCompileProgram(Program* handle, int count, const char* cons
     return NVRTC_ERROR_INVALID_OPTION;
   }
   const TemporaryFolder folder;
-  std::string output;
-  const int status = compile(*program, options, folder, &output);
+  const int status = compile(*program, options, folder, &program->log);
   program->is_compiled = true;
-  program->log = status == 0 ? "" : messages(output);
   if (status != 0) {
     return NVRTC_ERROR_COMPILATION;
   }
   const std::string binary = content(folder.path("kernel.so"));
   program->binary = options.is_virtual ? "" : binary;
   program->text = text_of(binary, options.architecture);
-  find_lowered_names(folder.path("kernel.so"), program.get());
+  if (!program->expressions.empty()) {
+    find_lowered_names(folder.path("kernel.so"), program.get());
+  }
   return NVRTC_SUCCESS;
 }
 
 API nvrtcResult nvrtcGetLoweredName(Program* handle, const char* expression, const char** name) {
+  ENTER();
   const auto program = program_of(handle);
   if (program == nullptr) {
     return NVRTC_ERROR_INVALID_PROGRAM;
@@ -419,10 +221,12 @@ API nvrtcResult nvrtcGetLoweredName(Program* handle, const char* expression, con
 
 #define RESULT(name, part, is_text)                                                                        \
   API nvrtcResult nvrtcGet##name##Size(Program* handle, size_t* size) {                                    \
+    ENTER();                                                                                               \
     const auto program = program_of(handle);                                                               \
     return program == nullptr ? NVRTC_ERROR_INVALID_PROGRAM : give(program->part, is_text, nullptr, size); \
   }                                                                                                        \
   API nvrtcResult nvrtcGet##name(Program* handle, char* to) {                                              \
+    ENTER();                                                                                               \
     const auto program = program_of(handle);                                                               \
     return program == nullptr ? NVRTC_ERROR_INVALID_PROGRAM : give(program->part, is_text, to, nullptr);   \
   }

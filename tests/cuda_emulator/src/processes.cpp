@@ -38,7 +38,9 @@ int run_command(const std::vector<std::string>& command, std::string* output) {
     arguments.push_back(const_cast<char*>(one.c_str()));
   }
   arguments.push_back(nullptr);
-  std::vector<char*> variables; // a preloaded library is not for the compiler
+  // A preloaded library is not for the compiler, and no cache finds a program that is linked.
+  char without_ccache[] = "CCACHE_DISABLE=1";
+  std::vector<char*> variables{without_ccache};
   for (char** one = environ; *one != nullptr; ++one) {
     if (strncmp(*one, "LD_PRELOAD=", strlen("LD_PRELOAD=")) != 0) {
       variables.push_back(*one);

@@ -64,16 +64,25 @@ void for_each_stream(Context& context, Function function) {
   }
 }
 
-// The default stream of the calling thread, in a context.
+// The default streams of a thread, by context. They end with the thread.
+struct ThreadStreams {
+  ~ThreadStreams() {
+    for (const auto& [context, stream] : all) {
+      end_stream(*stream);
+    }
+  }
+  std::vector<std::pair<std::weak_ptr<Context>, std::shared_ptr<Stream>>> all;
+};
+
 std::shared_ptr<Stream> per_thread_stream(const std::shared_ptr<Context>& context) {
-  thread_local std::vector<std::pair<std::weak_ptr<Context>, std::shared_ptr<Stream>>> own;
-  for (const auto& [of, stream] : own) {
+  thread_local ThreadStreams own;
+  for (const auto& [of, stream] : own.all) {
     if (of.lock() == context) {
       return stream;
     }
   }
-  own.emplace_back(context, make_stream(context, 0, 0));
-  return own.back().second;
+  own.all.emplace_back(context, make_stream(context, 0, 0));
+  return own.all.back().second;
 }
 
 } // namespace
@@ -241,7 +250,7 @@ API cuStreamCreate(CUstream* made, unsigned flags) {
 }
 
 API cuStreamDestroy_v2(CUstream handle) {
-  ENTER();
+  ENTER_UNLESS_FAILED();
   const auto stream = Registry<Stream>::all().remove(handle);
   REQUIRE(stream != nullptr, CUDA_ERROR_INVALID_HANDLE);
   end_stream(*stream);
