@@ -66,6 +66,7 @@ def library_folder() -> Path:
     digest = hashlib.sha256(f"{_SOURCES} {language.version()}".encode())  # the compiler reads headers there
     for one in filter(Path.is_file, inputs):
         digest.update(one.name.encode() + one.read_bytes())
+    digest.update(" ".join(_processor_options()).encode())
     folder = _cache() / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -99,6 +100,13 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_backplane" / "cuda_emulator"
 
 
+def _processor_options() -> list[str]:
+    """Return compiler options for instructions of this processor. Without -mfma, each fma() is a call."""
+    facts = Path("/proc/cpuinfo")
+    words = facts.read_text(encoding="utf-8").split() if facts.exists() else []
+    return ["-mfma"] if "fma" in words else []
+
+
 def _build(folder: Path, language: CudaCpp) -> None:
     compiler = language.compiler()
     runtime = [f"-I{_INTERPRETER}", f"-I{_SOURCES}", f'-DOBSERVER="{_SOURCES / "kernel_observer.h"}"']
@@ -120,7 +128,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
     script = folder / "nvrtc.link"
     script.write_text(library.LINK_SCRIPT, encoding="utf-8")
     command = [
-        compiler, *language.options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{folder}",
+        compiler, *language.options(), *_processor_options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{folder}",
         "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
     ]  # fmt: skip
     (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")

@@ -494,3 +494,14 @@ def test_a_capture_ends_in_its_thread() -> None:
     thread.join()
     assert seen == [WRONG_THREAD]
     assert _end(stream)[0] == 0
+
+
+def test_a_captured_stream_can_be_destroyed() -> None:
+    first, second, fork, memory = api.stream(), api.stream(), api.event(), _zeros()
+    _begin(first)
+    api.call("cuEventRecord", fork, first)
+    api.call("cuStreamWaitEvent", second, fork, 0)
+    api.call("cuStreamDestroy_v2", second)
+    api.call("cuMemsetD8Async", memory, 0, 4, first)
+    error, graph = _end(first)
+    assert (error, _types(graph)) == (0, [2])

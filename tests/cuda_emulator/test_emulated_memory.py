@@ -294,6 +294,24 @@ def test_access_is_for_devices() -> None:
     api.call("cuMemAddressFree", begin, PAGE)
 
 
+@pytest.mark.parametrize("call", ["fill", "copy to", "copy from"])
+def test_work_on_memory_that_is_unmapped_before_fails(call: str) -> None:
+    begin, handle, stream = api.result("cuMemAddressReserve", PAGE, 0, 0, 0), _create(PAGE), api.stream()
+    other = api.allocate(64)
+    api.call("cuMemMap", begin, PAGE, 0, handle, 0)
+    api.call("cuMemRelease", handle)
+    assert _give_access(begin, PAGE) == 0
+    with api.blocked(stream):
+        if call == "fill":
+            api.call("cuMemsetD8Async", begin, 1, 64, stream)
+        else:
+            to, source = (begin, other) if call == "copy to" else (other, begin)
+            api.call("cuMemcpyDtoDAsync_v2", to, source, 64, stream)
+        api.call("cuMemUnmap", begin, PAGE)
+    assert api.status("cuStreamSynchronize", stream) == api.ILLEGAL_ADDRESS
+    api.call("cuMemAddressFree", begin, PAGE)
+
+
 def test_random_allocations() -> None:
     generator = random.Random(0)
     live: dict[int, bytes] = {}

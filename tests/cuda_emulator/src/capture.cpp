@@ -55,7 +55,7 @@ void end(const std::shared_ptr<Capture>& capture) {
 }
 
 // Whether the work of all streams precedes the end of the stream in which the capture began.
-bool is_joined(const Capture& capture, Stream* origin) {
+bool is_joined(const Capture& capture, const std::shared_ptr<Stream>& origin) {
   std::set<const Node*> before;
   std::vector<const Node*> next(capture.tails.at(origin).begin(), capture.tails.at(origin).end());
   while (!next.empty()) {
@@ -91,7 +91,7 @@ CUresult begin(const std::shared_ptr<Stream>& stream, int mode, const Capture& i
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
   capture->id = ++last;
-  capture->tails[stream.get()]; // none
+  capture->tails[stream]; // none
   stream->capture = capture;
   active().push_back(capture);
   return CUDA_SUCCESS;
@@ -114,7 +114,7 @@ CUresult capture_operation(
     return refuse_on_legacy(*stream);
   }
   REQUIRE(!stream->capture->is_invalid, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  std::vector<Node*>& tails = stream->capture->tails[stream.get()];
+  std::vector<Node*>& tails = stream->capture->tails[stream];
   tails = {add_node(stream->capture->graph, operation, tails)};
   *is_captured = true;
   return CUDA_SUCCESS;
@@ -127,7 +127,7 @@ CUresult record(const std::shared_ptr<Event>& event, const std::shared_ptr<Strea
       REQUIRE(!stream->capture->is_invalid, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
       std::lock_guard own(event->mutex);
       event->capture = stream->capture;
-      event->captured = stream->capture->tails[stream.get()];
+      event->captured = stream->capture->tails[stream];
       return CUDA_SUCCESS;
     }
     REQUIRE(stream->capture != nullptr || !external, CUDA_ERROR_INVALID_VALUE);
@@ -145,13 +145,13 @@ CUresult wait(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event
       REQUIRE(!stream->is_legacy, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
       if (stream->capture == nullptr) { // the stream joins the capture
         stream->capture = event->capture;
-        event->capture->tails[stream.get()] = {};
+        event->capture->tails[stream] = {};
       }
       if (stream->capture != event->capture) {
         stream->capture->is_invalid = event->capture->is_invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_MERGE;
       }
-      add(stream->capture->tails[stream.get()], event->captured);
+      add(stream->capture->tails[stream], event->captured);
       return CUDA_SUCCESS;
     }
     REQUIRE(stream->capture != nullptr || !external, CUDA_ERROR_INVALID_VALUE);
@@ -209,7 +209,7 @@ API cuStreamBeginCaptureToGraph(
   Capture into;
   into.graph = graph;
   into.is_into_graph = true;
-  into.tails[stream.get()] = {dependencies, dependencies + count};
+  into.tails[stream] = {dependencies, dependencies + count};
   return begin(stream, mode, into);
 }
 
@@ -227,7 +227,7 @@ API cuStreamEndCapture(CUstream handle, CUgraph* made) {
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   end(capture);
-  if (!capture->is_invalid && is_joined(*capture, stream.get())) {
+  if (!capture->is_invalid && is_joined(*capture, stream)) {
     *made = capture->graph.get();
     return CUDA_SUCCESS;
   }
@@ -250,20 +250,20 @@ struct CaptureInfo {
   size_t* count;
 };
 
-CUresult give(const Stream& stream, int* status, const CaptureInfo& to) {
+CUresult give(const std::shared_ptr<Stream>& stream, int* status, const CaptureInfo& to) {
   REQUIRE(status != nullptr, CUDA_ERROR_INVALID_VALUE);
   std::lock_guard lock(mutex);
-  RETURN_ERROR(refuse_on_legacy(stream));
-  *status = status_of(stream);
+  RETURN_ERROR(refuse_on_legacy(*stream));
+  *status = status_of(*stream);
   if (*status != kActive) {
     return CUDA_SUCCESS;
   }
-  const std::vector<Node*>& tails = stream.capture->tails[const_cast<Stream*>(&stream)];
+  const std::vector<Node*>& tails = stream->capture->tails[stream];
   if (to.id != nullptr) {
-    *to.id = stream.capture->id;
+    *to.id = stream->capture->id;
   }
   if (to.graph != nullptr) {
-    *to.graph = stream.capture->graph.get();
+    *to.graph = stream->capture->graph.get();
   }
   if (to.dependencies != nullptr) {
     *to.dependencies = tails.data();
@@ -293,7 +293,7 @@ API cuStreamGetCaptureInfo_v2(
     const CUgraphNode** dependencies,
     size_t* count) {
   ENTER_STREAM();
-  return give(*stream, status, {id, graph, dependencies, count});
+  return give(stream, status, {id, graph, dependencies, count});
 }
 
 API cuStreamGetCaptureInfo_v3(
@@ -306,7 +306,7 @@ API cuStreamGetCaptureInfo_v3(
     size_t* count) {
   ENTER_STREAM();
   size_t number = 0;
-  RETURN_ERROR(give(*stream, status, {id, graph, dependencies, &number}));
+  RETURN_ERROR(give(stream, status, {id, graph, dependencies, &number}));
   if (count != nullptr) {
     *count = number;
   }
@@ -324,7 +324,7 @@ API cuStreamUpdateCaptureDependencies_v2(
   REQUIRE(flags <= 1 && (count == 0 || dependencies != nullptr), CUDA_ERROR_INVALID_VALUE);
   std::lock_guard lock(mutex);
   REQUIRE(status_of(*stream) == kActive, CUDA_ERROR_ILLEGAL_STATE);
-  std::vector<Node*>& tails = stream->capture->tails[stream.get()];
+  std::vector<Node*>& tails = stream->capture->tails[stream];
   if (flags == 1) {
     tails.clear();
   }

@@ -15,7 +15,8 @@ struct Capture {
   std::thread::id thread;
   unsigned long long id = 0;
   bool is_invalid = false;
-  std::map<Stream*, std::vector<CUgraphNode>> tails; // of each captured stream: what its next operation depends on
+  std::map<std::shared_ptr<Stream>, std::vector<CUgraphNode>>
+      tails; // of each captured stream: what its next operation depends on
 };
 
 struct EventRecord : Operation {

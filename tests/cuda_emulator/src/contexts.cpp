@@ -26,7 +26,9 @@ void destroy(const std::shared_ptr<Context>& context) {
   context->destroyed = true;
   const auto is_own = [&](const auto& one) { return one.context.lock() == context; };
   Registry<Stream>::all().remove_if([&](const Stream& one) {
-    one.context.lock() == context ? end_stream(one) : void();
+    if (is_own(one)) {
+      end_stream(one);
+    }
     return is_own(one);
   });
   Registry<Event>::all().remove_if(is_own);

@@ -14,6 +14,11 @@ bool is_known(uint64_t begin, uint64_t bytes) {
   return Memory::the().is_known(begin, bytes);
 }
 
+// Whether a range of the arena is not mapped any more.
+bool is_gone(uint64_t begin, uint64_t bytes) {
+  return Memory::the().is_in_arena(begin) && !is_known(begin, bytes);
+}
+
 uint64_t address(const void* at) {
   return reinterpret_cast<uint64_t>(at);
 }
@@ -82,9 +87,10 @@ CUresult Copy::execute(Context&) {
   const uint64_t source = staged.empty() ? from : address(staged.data());
   for (uint64_t plane = 0; plane < planes; ++plane) {
     for (uint64_t row = 0; row < rows; ++row) {
-      memmove(
-          reinterpret_cast<char*>(to) + plane * to_plane + row * to_pitch,
-          reinterpret_cast<const char*>(source) + plane * from_plane + row * from_pitch, bytes);
+      const uint64_t row_to = to + plane * to_plane + row * to_pitch;
+      const uint64_t row_from = source + plane * from_plane + row * from_pitch;
+      REQUIRE(!is_gone(row_to, bytes) && !is_gone(row_from, bytes), CUDA_ERROR_ILLEGAL_ADDRESS);
+      memmove(reinterpret_cast<void*>(row_to), reinterpret_cast<const void*>(row_from), bytes);
     }
   }
   return CUDA_SUCCESS;
@@ -93,6 +99,7 @@ CUresult Copy::execute(Context&) {
 CUresult Fill::execute(Context&) {
   for (size_t row = 0; row < parameters.height; ++row) {
     char* begin = reinterpret_cast<char*>(parameters.dst + row * parameters.pitch);
+    REQUIRE(!is_gone(address(begin), parameters.width * parameters.elementSize), CUDA_ERROR_ILLEGAL_ADDRESS);
     if (parameters.elementSize == 1) {
       memset(begin, static_cast<int>(parameters.value), parameters.width);
       continue;

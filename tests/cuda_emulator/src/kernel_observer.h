@@ -66,7 +66,7 @@ inline __attribute__((always_inline)) void touch(uint64_t address, uint64_t size
     if (size <= 16 && (size & (size - 1)) == 0 && (address & (size - 1)) != 0) {
       refuse(address, size, kMisalignedAddress);
     }
-  } else if (!is_own(address) && !is_elsewhere(address, size)) {
+  } else if (address - facts->image >= facts->image_bytes && !is_own(address) && !is_elsewhere(address, size)) {
     refuse(address, size, kIllegalAddress);
   }
 }

@@ -97,13 +97,14 @@ CUresult KernelLaunch::execute(Context& context) {
   std::vector<std::pair<uint64_t, uint64_t>> ranges = memory.registered();
   const auto dynamic = reinterpret_cast<uint64_t>(module->dynamic_shared);
   ranges.emplace_back(dynamic, dynamic + shared);
-  ranges.emplace_back(module->begin, dynamic);
   ranges.emplace_back(dynamic + kDynamicBytes, module->end);
   const unsigned own = 1u << context.device->ordinal;
   KernelLaunchFacts facts{};
   facts.name = function->name.c_str();
   facts.arena = reinterpret_cast<uint64_t>(memory.arena());
   facts.arena_bytes = kArenaBytes;
+  facts.image = module->begin;
+  facts.image_bytes = dynamic - module->begin;
   facts.owners = memory.owners();
   facts.mask = static_cast<uint8_t>(own | context.peers | kHostOwner);
   facts.reports = reports();
