@@ -30,7 +30,7 @@ setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin T
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-distributed test-compile test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas clean FORCE
 
 help: ## show this list
@@ -42,7 +42,7 @@ help: ## show this list
 	@echo "  SECONDS=n     duration (fuzz, soak; default 300)"
 	@echo "  RUNS=n        runs of each scenario (test-exit)"
 	@echo "  WORKERS=n     test files that run in parallel (default: as many as cores, up to 8)"
-	@echo "  EVERY=1       all cases, and slow tests (test, test-intel, test-rusticl)"
+	@echo "  EVERY=1       all cases, and slow tests (test, test-cuda-emulated, test-intel, test-rusticl)"
 	@echo "  ARGS=...      further options of the command"
 	@echo "  TORCH=...     the torch to install (default $(TORCH))"
 	@echo "  PYTHON=...    the Python for .venv (default $(PYTHON))"
@@ -89,6 +89,10 @@ test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 
 test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 	$(pytest) --on late-host $(ARGS)
+
+test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
+	$(pytest) $(quick) tests/cuda $(ARGS)
+	$(pytest) --on cuda $(quick) $(ARGS)
 
 # Mesa takes long to build kernels.
 test-intel test-rusticl: test-%: $(ready) ## tests on Intel's or Mesa's OpenCL (half an hour each)

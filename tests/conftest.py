@@ -1,8 +1,8 @@
 """Configuration of all tests: four devices, one CPU thread, and fixtures that run programs in other processes.
 
-The default devices are host devices. `pytest --on opencl` selects OpenCL devices, and `--on late-host` asynchronous
-host devices; on_opencl.py lists the tests that these options leave out. TORCH_BACKPLANE_DRIVERS and related variables
-in the environment select other devices.
+The default devices are host devices. `pytest --on opencl` selects OpenCL devices, `--on cuda` emulated CUDA devices,
+and `--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the tests that these options leave out.
+TORCH_BACKPLANE_DRIVERS and related variables in the environment select other devices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE / one) for one in ("support", "sweeps", "drivers")]
 
 import covering  # noqa: E402
 import forked  # noqa: E402
+import on_cuda  # noqa: E402
 import on_opencl  # noqa: E402
 from opencl_platform import platform  # noqa: E402, F401  # a fixture
 
@@ -35,9 +36,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--on", choices=["host", "late-host", "opencl"], default="host",
+        "--on", choices=["host", "late-host", "opencl", "cuda"], default="host",
         help="the devices to run on: host devices (default), host devices with streams in threads and random delays "
-        "(--seed), or OpenCL devices",
+        "(--seed), OpenCL devices, or CUDA devices (emulated, unless TORCH_BACKPLANE_CUDA_LIBRARY is set)",
     )  # fmt: skip
     parser.addoption(
         "--cover", type=int, default=0, metavar="N",
@@ -60,6 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
         if config.getoption("--on") == "late-host":
             os.environ.setdefault("TORCH_BACKPLANE_HOST_DELAYS", str(config.getoption("--seed")))
+    elif config.getoption("--on") == "cuda":
+        if not on_cuda.choose_devices():
+            pytest.exit(f"NO TEST RUNS ON CUDA: {on_cuda.missing() or 'there is no device'}.", returncode=1)
     elif not on_opencl.choose_devices():
         pytest.exit(
             "NO TEST RUNS ON OPENCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
@@ -104,13 +108,17 @@ def _nothing_left_of_other_files() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return (config.getoption("--on") != "host" and not is_general(collection_path)) or None
+    return not is_general(collection_path, config) or None
 
 
-def is_general(path: Path) -> bool:
-    """Whether the tests of the file can run on any devices."""
-    place = path.relative_to(HERE).parts
-    return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
+def is_general(path: Path, config: pytest.Config) -> bool:
+    """Whether the tests of the file can run on the devices of --on."""
+    place, on = path.relative_to(HERE).parts, config.getoption("--on")
+    if on == "host" or not place:
+        return True
+    if place[0] == "opencl" and on == "cuda":
+        return True
+    return place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
@@ -120,8 +128,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     items[:] = kept
     if config.getoption("--on") == "host":
         return
-    items[:] = [item for item in items if is_general(item.path)]  # files named on the command line are not ignored
-    left_out = on_opencl.TESTS if config.getoption("--on") == "opencl" else on_opencl.LATE_TESTS
+    # Files named on the command line are not ignored.
+    items[:] = [item for item in items if is_general(item.path, config)]
+    left_out = {
+        "late-host": on_opencl.LATE_TESTS, "opencl": on_opencl.TESTS, "cuda": on_opencl.TESTS | on_cuda.TESTS
+    }[config.getoption("--on")]  # fmt: skip
     for item in items:
         name = f"{item.path.name}::{item.nodeid.rpartition('::')[2]}"
         reason = left_out.get(name) or left_out.get(name.partition("[")[0])

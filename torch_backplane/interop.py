@@ -107,6 +107,30 @@ def _bp_from_dlpack(dlpack: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
+def _bp_cuda_array_interface(described: property) -> property:
+    """Describes bp tensors in CUDA's memory to libraries such as Numba and CuPy, as PyTorch does for those of CUDA."""
+
+    def get(self: torch.Tensor) -> dict[str, Any]:
+        from torch._tensor import _dtype_to_typestr
+        from torch.utils.dlpack import DLDeviceType
+
+        declared = _declared_dlpack_device(self) if self.device.type == "bp" else None
+        if declared is None or declared[0] != DLDeviceType.kDLCUDA:
+            return described.__get__(self)
+        if self.requires_grad:
+            raise RuntimeError("__cuda_array_interface__ of a tensor that requires grad: use tensor.detach()")
+        torch.accelerator.current_stream(self.device).synchronize()  # the consumer does not wait
+        return {
+            "typestr": _dtype_to_typestr(self.dtype),
+            "shape": tuple(self.shape),
+            "strides": None if self.is_contiguous() else tuple(one * self.itemsize for one in self.stride()),
+            "data": (self.data_ptr() if self.numel() else 0, False),
+            "version": 2,
+        }
+
+    return property(get, doc=described.__doc__)
+
+
 def _data_parallel_without_bp(available_device_type: Callable[[], str | None]) -> Callable[[], str | None]:
     """Hides bp devices from DataParallel, so that modules on the CPU run there, as without an accelerator."""
 
@@ -181,6 +205,7 @@ def install() -> None:
         (torch, "from_dlpack", _bp_from_dlpack(torch.Tensor.__dlpack__)),  # PyTorch's: the loop replaces it later
         (torch.utils.dlpack, "from_dlpack", _bp_from_dlpack(torch.Tensor.__dlpack__)),
         (torch.Tensor, "__dlpack__", _bp_dlpack),
+        (torch.Tensor, "__cuda_array_interface__", _bp_cuda_array_interface),
         (torch.amp.GradScaler, "unscale_", _unscale_without_float64),
         (data_parallel, "_get_available_device_type", _data_parallel_without_bp),
         (data_parallel.DataParallel, "__init__", _no_data_parallel),

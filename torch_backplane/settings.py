@@ -88,6 +88,16 @@ VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_WORKSPACE": Variable(
         "workspace limit of matrix products and convolutions", "a size", "no limit", "when the first one is planned"
     ),
+    "TORCH_BACKPLANE_CUDA_LIBRARY": Variable(
+        "the libcuda that the CUDA driver loads ([cuda.md](cuda.md))", "a file", "the system's", "at discovery"
+    ),
+    "TORCH_BACKPLANE_NVRTC_LIBRARY": Variable(
+        "the NVRTC that the CUDA driver loads ([cuda.md](cuda.md))", "a file", "the one that cuda-bindings finds",
+        "at discovery",
+    ),
+    "TORCH_BACKPLANE_CUDA_OPTIONS": Variable(
+        "more options of NVRTC ([cuda.md](cuda.md))", "such as `--generate-line-info`", "none", "at discovery"
+    ),
     "TORCH_BACKPLANE_CACHE_DIR": Variable(
         "folder of the cache of compiled kernels ([opencl.md](opencl.md#kernel-builds-and-the-cache))",
         "a folder; empty for no cache", "`torch_backplane` in `$XDG_CACHE_HOME` or `~/.cache`",

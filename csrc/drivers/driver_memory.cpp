@@ -157,7 +157,8 @@ void* DriverMemory::remove_imported(void* address, size_t bytes) {
 DriverMemory::Exported DriverMemory::segment_of(const void* address, size_t bytes) const {
   const auto [found, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
   const auto* segment = static_cast<Segment*>(found);
-  return {segment->native, segment->bytes, offset};
+  void* const start = const_cast<char*>(static_cast<const char*>(address)) - offset;
+  return {has_pointers() ? start : segment->native, segment->bytes, offset};
 }
 
 DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) const {

@@ -11,6 +11,7 @@
 #include "devices/discovery.h"
 #include "devices/faulty_device.h"
 #include "devices/shutdown.h"
+#include "drivers/cuda/cuda_launcher.h"
 #include "drivers/driver_device.h"
 #include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
@@ -119,6 +120,15 @@ void bind_drivers(py::module_& module) {
   module.def("vkfft_max_applications", &vkfft_max_applications);
   module.def(
       "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"), py::call_guard<py::gil_scoped_release>());
+  module.def("cuda_functions", &cuda::function_names, "Return the names of the functions that cuda_launcher needs.");
+  module.def(
+      "cuda_launcher", &cuda::make_launcher, py::arg("functions"), py::arg("index"), py::arg("device"),
+      "Return the addresses of a C launcher's functions for a CUDA device, by name, from those of libcuda's "
+      "functions.");
+  module.def(
+      "cuda_context", &cuda::context, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
+      "Return a CUresult and the primary context of a device of cuda_launcher.");
+  module.def("cuda_sleep", &cuda::sleep, py::arg("index"), py::arg("stream"), py::arg("milliseconds"));
   // For torch_backplane.testing.faults.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);

@@ -57,6 +57,7 @@ for t in (x.detach(), meta, x.detach().to_sparse(), x, 3):
     found += [run(lambda: type(torch.Tensor.__dlpack__(t))), run(lambda: type(t.__dlpack__(max_version=(1, 0))))]
     found += [run(lambda: torch.Tensor.__dlpack__(t, 1)), run(lambda: t.__dlpack__(x=1))]
     found += [run(lambda: t.__dlpack__(stream="x")), run(lambda: type(t.__dlpack__(stream=None)))]
+    found += [run(lambda: t.__cuda_array_interface__), run(hasattr, t, "__cuda_array_interface__")]
     for function in from_dlpacks:
         found += [run(function, t), run(function, ext_tensor=t), run(function, t, 1), run(function, x=1)]
         found += [run(function, t, device="cpu"), run(function, t, copy=True)]
@@ -160,6 +161,7 @@ REPLACED = {
     "torch.distributed.init_process_group": DISTRIBUTED,
     "torch.distributed.new_group": DISTRIBUTED,
     "torch.amp.grad_scaler.GradScaler.unscale_": SCALERS,
+    "torch.Tensor.__cuda_array_interface__": DLPACK,
     "torch.Tensor.__dlpack__": DLPACK,
     "torch.Tensor.__dlpack_device__": DLPACK,
     "torch.from_dlpack": DLPACK,

@@ -1,5 +1,7 @@
 """Runs the tests of this folder on the first OpenCL device, in a process where it is bp:0 and a host device is bp:1.
 
+With `--on cuda`, they run on a CUDA device instead, except those of FILES_OF_OPENCL.
+
 Without an OpenCL device the tests skip; with REQUIRE_OPENCL=1 they fail instead. `TORCH_BACKPLANE_PLANS=0` and `=check`
 in the environment apply to them.
 
@@ -30,10 +32,35 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault(name): fails if the OpenCL implementation has this bug (faults.py)")
 
 
+CUDA_SETTINGS = SETTINGS | {
+    "TORCH_BACKPLANE_DRIVERS": "cuda,host",
+    "TORCH_BACKPLANE_VISIBLE_DEVICES": "cuda:0,host:0",
+}
+# Tests of what only OpenCL devices have.
+FILES_OF_OPENCL = {
+    "test_cpu_functions.py": "C functions for processors",
+    "test_host_attention.py": "CPU libraries on the device's memory",
+    "test_host_convolutions.py": "CPU libraries on the device's memory",
+    "test_host_work.py": "CPU libraries on the device's memory",
+    "test_library_calls.py": "OpenCL's queues",
+    "test_library_products.py": "CLBlast",
+    "test_library_transforms.py": "VkFFT",
+}
+
+
 @pytest.fixture(scope="session")
-def worker() -> Worker:
+def worker(request: pytest.FixtureRequest) -> Worker:
+    if request.config.getoption("--on") == "cuda":
+        return Worker(CUDA_SETTINGS)
     on_opencl.require_platform()
     return Worker(SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def _of_any_device(request: pytest.FixtureRequest) -> None:
+    reason = FILES_OF_OPENCL.get(request.path.name)
+    if reason is not None and request.config.getoption("--on") == "cuda":
+        pytest.skip(f"tests {reason}")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +74,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     worker, seed = pyfuncitem.funcargs["worker"], pyfuncitem.funcargs["test_seed"]
     _skip_without(worker, _dtypes(pyfuncitem))
     marks = [mark.args[0] for mark in pyfuncitem.iter_markers("fault")]
-    known = [name for name in marks if worker.ask("faults", "present", name)]
+    on_opencl_device = pyfuncitem.config.getoption("--on") != "cuda"
+    known = [name for name in marks if on_opencl_device and worker.ask("faults", "present", name)]
     try:
         worker.call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments, seed)
     except AssertionError as error:  # faults produce wrong numbers

@@ -13,7 +13,7 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C
-from torch_backplane.kernels import OpenCLC, Target
+from torch_backplane.kernels import Target
 from torch_backplane.operators import kernel_capabilities
 from torch_backplane.planning import costs
 
@@ -30,7 +30,7 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
     if own.target.simt and not Target.of_kind(kind).simt:
         pytest.skip("the device's compiler is not made for kernels for processors")
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
+    launch._dialects[index] = type(own)(Target.of_kind(kind, float64=own.target.float64, **figures))
     kernel_capabilities.declare_kernel_capabilities([index])
     try:
         with plans_from_the_start():

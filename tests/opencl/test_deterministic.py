@@ -16,7 +16,7 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 from torch.nn import functional as F
 
-from torch_backplane.kernels import OpenCLC, Target
+from torch_backplane.kernels import Target
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 Function = Callable[..., Any]
@@ -34,7 +34,7 @@ def kernels_for_gpus() -> Iterator[list[str]]:
         return compiled(index, kernel, name)
 
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(Target(float64=own.target.float64))
+    launch._dialects[index] = type(own)(Target(float64=own.target.float64))
     launch.compiled = noted
     try:
         with plans_from_the_start():

@@ -30,7 +30,7 @@ def processor(kind: Any) -> Iterator[None]:
     index = torch.device(DEVICE).index
     own = launch.dialect_of(index)
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64))
+    launch._dialects[index] = type(own)(Target.of_kind(kind, float64=own.target.float64))
     try:
         yield
     finally:

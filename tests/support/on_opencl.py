@@ -92,7 +92,7 @@ FILES = {
     "test_toy_driver.py": _OWN,
 }
 # Folders whose tests run in processes with their own devices.
-FOLDERS = ("discrete", "distributed", "fuzz", "opencl")
+FOLDERS = ("cuda", "cuda_emulator", "discrete", "distributed", "fuzz", "opencl")
 
 _CPU_KERNELS = "tests CPU kernels, which host devices run; on OpenCL devices a planner implements the operator"
 

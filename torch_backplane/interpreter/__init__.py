@@ -10,5 +10,5 @@ The audit and the kernel sanitizer provide the observers. `import torch_backplan
     device.py            a device for the driver interface
 
 Shuffles exchange values between work items that take turns, in subgroups of 32 in every language. Dynamic shared memory
-is not supported, because no kernel uses it.
+is not supported, because no kernel uses it. The emulated CUDA driver of the tests (tests/cuda_emulator) adds it.
 """

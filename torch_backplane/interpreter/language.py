@@ -20,6 +20,7 @@ WORDS = """\
 ulong interpreter_place(uint which) __attribute__((const));  // one work item, one answer
 void interpreter_barrier(uint flags);
 ulong interpreter_shuffle_down(ulong value, uint offset);
+ulong interpreter_shuffle_from(ulong value, uint lane);
 void interpreter_range(ulong address, ulong bytes, uint writes);
 void interpreter_unordered(uint begins);
 uint interpreter_swap(ulong address, uint expected, uint desired);

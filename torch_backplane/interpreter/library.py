@@ -17,14 +17,14 @@ from torch_backplane.interpreter.language import Language, Text, command, transl
 
 _HERE = Path(__file__).parent
 _SOURCE, _HEADER = _HERE / "runtime.cpp", _HERE / "interpreter.h"
-_RUNTIME_OPTIONS = ("-std=c++17", "-U_FORTIFY_SOURCE")
+RUNTIME_OPTIONS = ("-std=c++17", "-U_FORTIFY_SOURCE")
 _LIBRARY_OPTIONS = ("-O2", "-w", "-fPIC", "-c")
 _LIBRARIES = ("-lstdc++", "-lm", "-lpthread", "-lc")
 # Link only the listed libraries: calls of functions that are not instrumented fail to link, and the library of
 # -fsanitize=thread is not added.
-_LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
+LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
 # Local memory is the zero-initialized data of a kernel's library. The script defines symbols for its bounds.
-_SCRIPT = """\
+LINK_SCRIPT = """\
 SECTIONS {
   interpreter_local (NOLOAD) : { interpreter_local_begin = .; *(.bss .bss.* COMMON) interpreter_local_end = .; }
 } INSERT BEFORE .bss;
@@ -98,7 +98,7 @@ class Interpreter:
 
     def _build_runtime(self) -> bytes:
         observer = f'-DOBSERVER="{self._observer}"'
-        runtime = _SOURCE.read_text(encoding="utf-8"), (*_RUNTIME_OPTIONS, f"-I{_HERE}", observer)
+        runtime = _SOURCE.read_text(encoding="utf-8"), (*RUNTIME_OPTIONS, f"-I{_HERE}", observer)
         sources = {"runtime.cpp": runtime, **self.language.functions()}
         included = [one.read_text(encoding="utf-8") for one in (_HEADER, self._observer)]
 
@@ -114,12 +114,12 @@ class Interpreter:
         return self._built(["interpreter", *included, *(text for text, _ in sources.values())], build)
 
     def _build_kernel(self, text: str) -> bytes:
-        options = [*self.language.options(), *_LINK_OPTIONS]
+        options = [*self.language.options(), *LINK_OPTIONS]
 
         def build(folder: Path, made: str) -> None:
             source, script = folder / f"kernel{self.language.suffix}", folder / "link"
             source.write_text(text, encoding="utf-8")
-            script.write_text(_SCRIPT, encoding="utf-8")
+            script.write_text(LINK_SCRIPT, encoding="utf-8")
             linked = [str(source), "-x", "none", self.path, "-lm", "-lc", "-o", made]
             try:
                 command([self.language.compiler(), *options, f"-Wl,-T,{script}", *linked])
@@ -127,7 +127,7 @@ class Interpreter:
                 lines = [line for line in str(error).splitlines() if re.search(r"error|undefined|in function", line)]
                 raise RuntimeError("\n".join(lines[:20]) or str(error)) from None
 
-        return self._built(["interpreted kernel", self._name, *options, _SCRIPT, text], build)
+        return self._built(["interpreted kernel", self._name, *options, LINK_SCRIPT, text], build)
 
     def _built(self, depends_on: Sequence[str], build: Callable[[Path, str], None]) -> bytes:
         """Return a library from the cache on disk, or build it with `build(folder, path of the library)`."""

@@ -39,10 +39,11 @@ struct Fiber {
   jmp_buf at;
   ucontext_t context;
   char* stack;
+  size_t stack_bytes;
   bool started = false, alive = false;
   bool at_barrier = false, in_shuffle = false;
-  uint64_t value = 0;  // argument of a shuffle, then its result
-  uint32_t offset = 0;
+  uint64_t value = 0, result = 0;  // of a shuffle
+  uint32_t lane = 0;               // whose value it gets
 };
 
 constexpr uint32_t kSubgroup = 32;  // work items of a subgroup
@@ -68,13 +69,15 @@ void fiber_main() {
 
 Fiber* make_fiber() {
   auto* fiber = new Fiber;
+  // The beginnings of the stacks are in different cache sets.
+  fiber->stack_bytes = kStack - fibers.size() * 448 % (64 << 10) / 64 * 64;
   fiber->stack = static_cast<char*>(mmap(nullptr, kStack, PROT_READ | PROT_WRITE, kAnonymous, -1, 0));
   return fiber;
 }
 
 void resume(Fiber* fiber) {
   running = fiber;
-  stack_end = reinterpret_cast<uint64_t>(fiber->stack + kStack);
+  stack_end = reinterpret_cast<uint64_t>(fiber->stack + fiber->stack_bytes);
   if (_setjmp(scheduler) == 0) {
     if (fiber->started) {
       _longjmp(fiber->at, 1);
@@ -82,7 +85,7 @@ void resume(Fiber* fiber) {
     fiber->started = true;
     getcontext(&fiber->context);
     fiber->context.uc_stack.ss_sp = fiber->stack;
-    fiber->context.uc_stack.ss_size = kStack;
+    fiber->context.uc_stack.ss_size = fiber->stack_bytes;
     fiber->context.uc_link = nullptr;
     makecontext(&fiber->context, fiber_main, 0);
     setcontext(&fiber->context);
@@ -100,11 +103,10 @@ bool exchange(bool* diverges, uint32_t* absent) {
     uint32_t present = 0;
     for (uint32_t i = begin; i < end; ++i) {
       Fiber* fiber = fibers[i];
-      const uint32_t from = i + fiber->offset;
+      const uint32_t from = fiber->lane < kSubgroup ? begin + fiber->lane : end;
       if (fiber->in_shuffle) {
         ++present;
-        // Items with higher numbers still hold their arguments.
-        fiber->value = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
+        fiber->result = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
       }
     }
     for (uint32_t i = begin; present != 0 && i < end; ++i) {
@@ -306,13 +308,18 @@ void interpreter_barrier(uint32_t flags) {
   wait();
 }
 
-// Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
-uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
+// Returns the value of a work item of the subgroup, or its own if there is none with this number.
+uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane) {
   running->value = value;
-  running->offset = offset;
+  running->lane = lane;
   running->in_shuffle = true;
   wait();
-  return running->value;
+  return running->result;
+}
+
+// Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
+uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
+  return interpreter_shuffle_from(value, item % kSubgroup + offset);
 }
 
 void interpreter_range(void* at, uint64_t bytes, uint32_t writes) {

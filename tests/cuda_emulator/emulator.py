@@ -1,0 +1,168 @@
+"""An emulated CUDA driver: libcuda and libnvrtc over host memory, so that CUDA programs run without a GPU.
+
+`load()` loads the libraries into this process; cuda-bindings then uses them. `environment()` returns the variables with
+which other programs do. As a command, this runs a program with these variables, or prints the libraries' folder:
+
+    python tests/cuda_emulator/emulator.py python program.py
+
+The libraries are compiled on first use.
+
+Environment variables of the libraries:
+
+    CUDA_EMULATOR_DEVICES       number of devices, up to 7 (2)
+    CUDA_EMULATOR_ARCHITECTURE  compute capability of all devices (80: 8.0)
+    CUDA_EMULATOR_MEMORY        bytes of each device (8 GiB)
+    CUDA_EMULATOR_UNITS         multiprocessors of each device (4)
+    CUDA_EMULATOR_PEERS         0: no device can access another one's memory
+    CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
+    CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
+    CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
+                                «(kernel)» is the execution of a kernel. Functions of NVRTC can fail, too.
+    CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
+
+CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
+
+Kernels run in the kernel interpreter (torch_backplane/interpreter/), one block after another. It checks each memory
+access. Differences to a GPU: the host can access device memory, a grid cannot synchronize, and PTX of other compilers
+cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_SOURCES = _HERE / "src"
+sys.path.insert(0, str(_HERE.parents[1]))
+
+from torch_backplane.interpreter import library  # noqa: E402
+from torch_backplane.interpreter.cuda_cpp import CudaCpp  # noqa: E402
+
+_INTERPRETER = Path(library.__file__).parent
+_RUNTIME = "libcuda_emulator_kernels.so"
+_NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
+_OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
+
+
+@functools.cache
+def library_folder() -> Path:
+    """Return the folder of libcuda.so.1, libnvrtc.so.13 and libnvrtc.so.12. Compiles them if a source is new.
+
+    Raises:
+        RuntimeError: the compiler has failed. The message is its output.
+    """
+    language = CudaCpp()
+    inputs = [*sorted(_SOURCES.iterdir()), *sorted(_INTERPRETER.glob("*")), Path(__file__)]
+    digest = hashlib.sha256(f"{_SOURCES} {language.version()}".encode())  # the compiler reads headers there
+    for one in filter(Path.is_file, inputs):
+        digest.update(one.name.encode() + one.read_bytes())
+    digest.update(" ".join(_processor_options()).encode())
+    folder = _cache() / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            _build(folder, language)
+            (folder / "complete").touch()
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """Return environment variables with which a program uses the emulator.
+
+    libnvrtc is preloaded, because cuda-bindings prefers the libraries of wheels to those of LD_LIBRARY_PATH.
+    """
+    folder = library_folder()
+    paths = filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))
+    preload = filter(None, (str(folder / "libnvrtc.so.13"), os.environ.get("LD_PRELOAD")))
+    return {"LD_LIBRARY_PATH": ":".join(paths), "LD_PRELOAD": ":".join(preload)}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Load the libraries, and return libcuda. Must be called before another libcuda or libnvrtc is loaded."""
+    folder = library_folder()
+    ctypes.CDLL(str(folder / "libnvrtc.so.13"))
+    return ctypes.CDLL(str(folder / "libcuda.so.1"))
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_backplane" / "cuda_emulator"
+
+
+def _processor_options() -> list[str]:
+    """Return compiler options for instructions of this processor. Without -mfma, each fma() is a call."""
+    facts = Path("/proc/cpuinfo")
+    words = facts.read_text(encoding="utf-8").split() if facts.exists() else []
+    return ["-mfma"] if "fma" in words else []
+
+
+def _build(folder: Path, language: CudaCpp) -> None:
+    compiler = language.compiler()
+    runtime = [f"-I{_INTERPRETER}", f"-I{_SOURCES}", f'-DOBSERVER="{_SOURCES / "kernel_observer.h"}"']
+    _run(
+        compiler, *library.RUNTIME_OPTIONS, "-O2", "-w", "-fPIC", "-shared", f"-Wl,-soname,{_RUNTIME}", *runtime,
+        str(_INTERPRETER / "runtime.cpp"), "-o", str(folder / _RUNTIME),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as objects:
+        made = {}
+        for source in sorted(_SOURCES.glob("*.cpp")):
+            made[source.name] = str(Path(objects, source.name + ".o"))
+            _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
+        nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
+        _link(compiler, folder / "libcuda.so.1", list(made.values()))
+        _link(compiler, folder / "libnvrtc.so.13", nvrtc)
+        _link(compiler, folder / "libnvrtc.so.12", nvrtc)
+    (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")
+    shutil.copy(_SOURCES / "kernel_table.h", folder)
+    script = folder / "nvrtc.link"
+    script.write_text(library.LINK_SCRIPT, encoding="utf-8")
+    command = [
+        compiler, *language.options(), *_processor_options(), *library.LINK_OPTIONS, f"-Wl,-T,{script}", f"-I{folder}",
+        "SOURCE", "-x", "none", str(folder / _RUNTIME), "-lm", "-lgcc", "-lc", "-o", "RESULT",
+    ]  # fmt: skip
+    (folder / "nvrtc.command").write_text("\n".join(command), encoding="utf-8")
+
+
+def _prelude(folder: Path, language: CudaCpp) -> str:
+    words = (_SOURCES / "kernel_words.h").read_text(encoding="utf-8")
+    build = f'#define EMULATOR_BUILD "{folder.name}"\n'
+    return f'{build}{language.before("")}#line 1 "kernel_words.h"\n{words}'
+
+
+def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:
+    # Only the API is exported: other libraries can have functions with the names of internal ones.
+    exported = made.parent / "exported"
+    exported.write_text("{ global: cu*; nvrtc*; emulator_*; local: *; };", encoding="utf-8")
+    options = [
+        f"-Wl,--version-script={exported}",
+        "-shared",
+        f"-Wl,-soname,{made.name}",
+        "-Wl,-z,defs",
+        "-Wl,-rpath,$ORIGIN",
+        "-Wl,--disable-new-dtags",
+    ]
+    _run(compiler, *options, *objects, f"-L{made.parent}", f"-l:{_RUNTIME}", "-lpthread", "-ldl", "-o", str(made))
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        print(library_folder())
+    else:
+        os.execvpe(sys.argv[1], sys.argv[1:], {**os.environ, **environment()})

@@ -1,0 +1,64 @@
+"""Selects CUDA devices for `pytest --on cuda`: those of the emulator, unless TORCH_BACKPLANE_CUDA_LIBRARY is set.
+
+`TORCH_BACKPLANE_CUDA_LIBRARY=libcuda.so.1 pytest --on cuda` runs on GPUs. TESTS are left out, and what `--on opencl`
+leaves out (on_opencl.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import on_opencl
+
+_DLPACK = "the CUDA driver exports tensors as CUDA's; see test_cuda_device.py"
+
+# "file::test" → why the test is not for CUDA devices.
+TESTS = {
+    "test_dlpack_numpy.py::test_from_dlpack_accepts_tensors": _DLPACK,
+    "test_dlpack_numpy.py::test_there_is_no_cuda_array_interface": _DLPACK,
+    "test_processes.py::test_other_devices_refuse": "the CUDA driver shares memory and events",
+    "test_streams.py::test_invalid_external_streams_raise": "1 is CUDA's default stream; see test_cuda_device.py",
+    "test_streams.py::test_sharing_between_processes_is_refused": "the CUDA driver shares memory and events",
+    "test_threads.py::test_profiles_end_while_other_threads_compute": "its 1,024 pending kernels take seconds",
+}
+
+EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment variables with which a program uses four emulated devices."""
+    sys.path.insert(0, str(EMULATOR))
+    import emulator
+
+    folder = emulator.library_folder()
+    return {
+        "TORCH_BACKPLANE_CUDA_LIBRARY": str(folder / "libcuda.so.1"),
+        "TORCH_BACKPLANE_NVRTC_LIBRARY": str(folder / "libnvrtc.so.13"),
+        "CUDA_EMULATOR_DEVICES": str(on_opencl.DEVICES),
+        "TORCH_BACKPLANE_DRIVERS": "cuda",
+        "TORCH_BACKPLANE_CACHE_DIR": str(folder / "cache"),  # kernels fit the version of the emulator
+    }
+
+
+def missing() -> str:
+    """Returns what is missing for tests of the CUDA driver, or an empty string."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "needs cuda-bindings (pip install cuda-bindings)"
+    return ""
+
+
+def choose_devices() -> int:
+    """Makes this process and its children use CUDA devices. Call before bp is used. Returns the number of devices."""
+    if missing():
+        return 0
+    if "TORCH_BACKPLANE_CUDA_LIBRARY" not in os.environ:
+        os.environ.update(environment())
+    from torch_backplane.drivers.cuda import CUDADriver
+
+    found = len(CUDADriver().devices())
+    os.environ["TORCH_BACKPLANE_DRIVERS"] = "cuda" if found >= on_opencl.DEVICES else "cuda,host"
+    os.environ["TORCH_BACKPLANE_HOST_DEVICES"] = str(max(1, on_opencl.DEVICES - found))
+    return found
