@@ -91,7 +91,11 @@ class GraphKernel(SIMDKernel[Variable]):
         return self.cse.newvar(bounds or ValueRanges.unknown(), dtype, ())
 
     def number(self, value: Any, dtype: torch.dtype) -> Variable:
-        """A constant, which the text contains where it is used."""
+        """A constant, which the text contains where it is used. `value` can be an expression of sizes."""
+        if isinstance(value, sympy.Expr) and not value.is_number:
+            integer = self.get_index_dtype_as_torch_dtype()
+            text = f"({self.dialect.type(integer)})({self.index_to_str(self.rename_indexing(value))})"
+            return self.cast(self.declare(text, integer), dtype)
         category = facts(dtype).category
         bounds = ValueRanges.wrap(value) if value == value else ValueRanges.unknown()
         if category == "bool":
