@@ -91,7 +91,7 @@ test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
 test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
-	$(pytest) $(quick) tests/cuda $(ARGS)
+	$(pytest) tests/cuda $(ARGS)
 	$(pytest) --on cuda $(quick) $(ARGS)
 
 # Mesa takes long to build kernels.

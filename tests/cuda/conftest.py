@@ -10,6 +10,21 @@ import pytest
 
 Run = Callable[..., str]
 
+# In `make test`, of the tests that run programs. `make test-cuda-emulated` runs all.
+QUICK = {
+    "test_addresses_are_cudas",
+    "test_an_illegal_access_loses_the_device",
+    "test_graphs_are_cudas_and_updated_in_place",
+    "test_streams_run_concurrently_and_events_order_them",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        runs_programs = item.path.parent.name == "cuda" and "emulator" in getattr(item, "fixturenames", ())
+        if runs_programs and getattr(item, "originalname", "") not in QUICK:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session")
 def emulator() -> dict[str, str]:
