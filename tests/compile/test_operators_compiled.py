@@ -32,13 +32,17 @@ LEFT_OUT = {
 _MEAN_OF_NOTHING = "Inductor's Welford reduction gives 0 for the mean of no elements, on every device"
 _SAVED_STATISTICS = "in evaluation, bp saves no statistics, as the CPU; PyTorch's decomposition is CUDA's"
 FAILS = {
-    "cov": "PyTorch's cov with weights does not support dynamic shapes, on every device",
     "nn.functional.avg_pool2d": "Inductor's backward refuses a padding of one number, on every device",
     "var_mean.unbiased": _MEAN_OF_NOTHING,
     "std_mean.unbiased": _MEAN_OF_NOTHING,
     "native_batch_norm": _SAVED_STATISTICS,
     "_native_batch_norm_legit": _SAVED_STATISTICS,
     "_batch_norm_with_update": _SAVED_STATISTICS,
+}
+# Operators that are only compiled for static shapes, because dynamic ones fail in PyTorch, on every device.
+STATIC = {
+    "cov": "PyTorch's cov with weights reads the sizes as integers",
+    "nn.functional.conv2d": "with a stride, the backward pass raises «ValueRangeError: Invalid ranges [0:-1]»",
 }
 # With one dtype in `make test`.
 QUICK = {
@@ -98,7 +102,7 @@ def test_compiled_operators_equal_eager_ones(op: Any, dtype: torch.dtype) -> Non
     picked = samples[:1] + random.Random(0).sample(samples[1:], min(1, len(samples) - 1))
     relative, absolute = TOLERANCES[dtype]
     compared = 0
-    for sample, dynamic in itertools.product(picked, (False, True)):
+    for sample, dynamic in itertools.product(picked, (False,) if _name(op) in STATIC else (False, True)):
         torch._dynamo.reset()
         given = (sample.input, *sample.args), sample.kwargs
 
