@@ -165,7 +165,11 @@ class TestOperatorDatabase(TestCase):
                     if self.runs_kernels() and (op.name, name) in REFUSED_BY_CPU:
                         expected.error, expected.results = None, right
                         expected.strides = [one.stride() for one in right]
-                    elif self.runs_kernels() and not self.are_close(dtype, found.results, expected.results):
+                    elif (
+                        self.runs_kernels()
+                        and op.name not in RANDOM
+                        and not self.are_close(dtype, found.results, expected.results)
+                    ):
                         expected.results = right  # some CPU kernels, such as avg_pool3d's, ignore the strides of out=
                     self.check(op, dtype, f"out= {name}", found, expected)
 
