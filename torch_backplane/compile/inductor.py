@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +57,44 @@ def avoid_missing_atomics(module: ModuleType) -> None:
         return needs_fallback(dtype)
 
     module.needs_fallback_due_to_atomic_add_limitations = decide  # type: ignore[attr-defined]
+
+
+def make_products_templates(lowering: ModuleType) -> None:
+    """Lets products of bp be templates under max-autotune (products.py), in `torch._inductor.lowering`."""
+    aten = torch.ops.aten
+    lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
+    for operator in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
+        for key in (operator, operator.default):
+            lowerings[key] = _product_lowering(lowerings[key])
+
+
+def _product_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(lower)
+    def lower_product(*operands: Any, **options: Any) -> Any:
+        scales = (options.get("alpha", 1), options.get("beta", 1))
+        if not options.keys() <= {"alpha", "beta"} or not _is_template(operands, scales):
+            return lower(*operands, **options)
+        from torch_backplane.compile import products
+
+        return products.lower(*operands, scales=scales)
+
+    return lower_product
+
+
+def _is_template(operands: Sequence[Any], scales: Sequence[Any]) -> bool:
+    from torch._inductor import config, ir
+
+    if not (config.max_autotune or config.max_autotune_gemm):
+        return False
+    if not all(isinstance(one, ir.IRNode) for one in operands):  # mm with a dtype for the result
+        return False
+    dtypes = {one.get_dtype() for one in operands}
+    return (
+        all(one.get_device().type == "bp" for one in operands)
+        and len(dtypes) == 1
+        and dtypes <= {torch.float32, torch.float16, torch.bfloat16}
+        and all(isinstance(one, (int, float)) for one in scales)
+    )
 
 
 def create_backend_without_triton(scheduler: ModuleType) -> None:

@@ -6,13 +6,10 @@ chooses between the fused kernel and separate ones when it runs.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch._inductor import config, ir
+from torch._inductor import ir
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.kernel.mm_common import mm_args
 from torch._inductor.utils import sympy_product
@@ -22,10 +19,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch_backplane.compile.kernel import GraphKernel
 from torch_backplane.kernels.dialects.base import Value
 from torch_backplane.kernels.dtypes import value_dtype
-
-aten = torch.ops.aten
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class ProductBuffer(ir.TemplateBuffer):
@@ -49,38 +42,11 @@ class ProductBuffer(ir.TemplateBuffer):
         return f"{self.python_kernel_name}({', '.join([*added, a, b])}{scales}, out={self.get_name()})"
 
 
-def register_lowerings(lowering: ModuleType) -> None:
-    """Makes products templates under max-autotune, in `torch._inductor.lowering`."""
-    lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
-    for operator in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
-        for key in (operator, operator.default):
-            lowerings[key] = _lowering(lowerings[key])
-
-
-def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(lower)
-    def lower_product(*operands: Any, **options: Any) -> Any:
-        scales = (options.get("alpha", 1), options.get("beta", 1))
-        if not options.keys() <= {"alpha", "beta"} or not _is_template(operands, scales):
-            return lower(*operands, **options)
-        *added, a, b = operands
-        _, _, _, layout, a, b, *added = mm_args(a, b, *added)
-        return ir.TensorBox.create(ProductBuffer(layout, [a, b, *added], scales))
-
-    return lower_product
-
-
-def _is_template(operands: Sequence[Any], scales: Sequence[Any]) -> bool:
-    if not all(isinstance(one, ir.IRNode) for one in operands):  # mm with a dtype for the result
-        return False
-    dtypes = {one.get_dtype() for one in operands}
-    return (
-        bool(config.max_autotune or config.max_autotune_gemm)
-        and all(one.get_device().type == "bp" for one in operands)
-        and len(dtypes) == 1
-        and dtypes <= {*DTYPES}
-        and all(isinstance(one, (int, float)) for one in scales)
-    )
+def lower(*operands: Any, scales: tuple[float, float]) -> Any:
+    """alpha * a @ b + beta * c as a template. `operands` are as those of mm or addmm."""
+    *added, a, b = operands
+    _, _, _, layout, a, b, *added = mm_args(a, b, *added)
+    return ir.TensorBox.create(ProductBuffer(layout, [a, b, *added], scales))
 
 
 class EpilogueKernel(GraphKernel):

@@ -52,16 +52,16 @@ class GraphKernel:
     device: int
 
     def __post_init__(self) -> None:
-        self.built  # noqa: B018 - starts the build
+        self.build()
+
+    def build(self) -> _C.CompiledKernel:
+        """Starts the build, if it was not started yet."""
+        return compiled(self.device, self.kernel, self.name)
 
     def wait(self) -> GraphKernel:
         """Waits for the build. Raises RuntimeError if it failed."""
-        self.built.wait()
+        self.build().wait()
         return self
-
-    @property
-    def built(self) -> _C.CompiledKernel:
-        return compiled(self.device, self.kernel, self.name)
 
     @functools.cached_property
     def kernel(self) -> Kernel:
