@@ -184,10 +184,12 @@ print(sorted(name for name in sys.modules if name.startswith("torch_backplane.co
     assert found.stdout.splitlines() == ["[]", str(expected)]
 
 
-def test_compiling_for_the_cpu_imports_no_planners(run_forked: Run) -> None:
-    done = run_forked("""
+def test_importing_inductor_imports_no_planners(run_forked: Run) -> None:
+    found = run_forked(
+        """
 import sys, torch
-print(torch.compile(lambda x: (x @ x).relu() + torch.rand_like(x))(torch.ones(2, 2)).shape)
+import torch._inductor.compile_fx, torch._inductor.scheduler, torch_backplane
 print([name for name in sys.modules if name.startswith(("torch_backplane.planning", "torch_backplane.operators"))])
-""", TORCH_BACKPLANE_DRIVERS="host")
-    assert done.stdout.splitlines() == ["torch.Size([2, 2])", "[]"], done.stderr
+"""
+    )
+    assert found.stdout == "[]\n", found.stderr
