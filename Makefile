@@ -19,8 +19,8 @@ ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
 python := $(VENV)/bin/python
-# Test files run in parallel, each in one process.
-pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
+# Test files run in parallel, each in one process. A process that dies ends the run: xdist can wait forever for its tests.
+pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile --max-worker-restart 0
 # By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
 quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready

@@ -204,6 +204,25 @@ def test_entry_points_have_versions() -> None:
     assert _entry_point("cuMemAlloc", 3020, 2)[0] == api.NOT_SUPPORTED  # per-thread default streams
 
 
+def test_internal_entry_points_are_not_found() -> None:
+    table = ctypes.c_void_p(7)
+    assert api.status("cuGetExportTable", ctypes.byref(table), b"16 bytes: a uuid") == api.NOT_FOUND
+    assert table.value is None
+    assert api.status("cuGetExportTable", None, b"16 bytes: a uuid") == api.INVALID_VALUE
+
+
+def test_nvidias_nvrtc_compiles_beside_the_emulator(run_apart: Callable[..., str]) -> None:
+    """It asks the libcuda of the process for internal entry points, and crashed without the function for them."""
+    pytest.importorskip("nvidia.cu13", reason="needs NVIDIA's NVRTC: pip install nvidia-cuda-nvrtc")
+    script = (
+        "api.emulator.load()\n"
+        "from torch_backplane.ptxas.nvrtc import compile_text\n"
+        "source = 'extern \"C\" __global__ void put(int* out) { *out = 1; }'\n"
+        "print(compile_text(source, [], 'sm_80').code[:4] == b'\\x7fELF')\n"
+    )
+    assert run_apart(script).split() == ["True"]
+
+
 def test_forked_child_cannot_use_the_driver() -> None:
     child = os.fork()
     if child == 0:

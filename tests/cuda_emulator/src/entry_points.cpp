@@ -1,4 +1,4 @@
-// cuGetProcAddress: entry points by name and version.
+// cuGetProcAddress: entry points by name and version. cuGetExportTable: internal entry points, of which there are none.
 
 #include <dlfcn.h>
 
@@ -100,4 +100,12 @@ API cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t
 
 API cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {
   return cuGetProcAddress_v2(name, function, version, flags, nullptr);
+}
+
+// NVIDIA's NVRTC calls this function, and does not check that libcuda has it.
+API cuGetExportTable(const void** table, const void* identifier) {
+  RETURN_ERROR(injected_fault(__func__));
+  REQUIRE(table != nullptr && identifier != nullptr, CUDA_ERROR_INVALID_VALUE);
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
 }
