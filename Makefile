@@ -30,7 +30,7 @@ setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin T
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-slow test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas clean FORCE
 
 help: ## show this list
@@ -59,6 +59,10 @@ test: lint ## lint, then the tests (half an hour on 2 cores)
 	$(pytest) $(quick) $(ARGS)
 	$(pytest) --on opencl $(quick) $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
+
+test-slow: $(ready) ## the tests that `make test` leaves out because they are slow
+	$(pytest) --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py $(ARGS) # test-compile has these
+	$(pytest) --on opencl --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py $(ARGS)
 
 test-all: ## all tests with all parameters (hours)
 	$(MAKE) test EVERY=1

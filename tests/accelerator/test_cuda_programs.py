@@ -86,6 +86,7 @@ def test_every_script_is_tested() -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("name", cases(COMPARED))
+@pytest.mark.slow
 def test_script_has_the_losses_of_the_cpu(name: str, driver: str, tmp_path: Path) -> None:
     relative, absolute = COMPARED[name]
     there = as_cuda(name, driver, tmp_path)

@@ -74,6 +74,7 @@ def with_the_setting(model: Model, x: Tensor, backend: str) -> None:
     ("train", "backend"),
     [(with_eager_forward, "aot_eager"), (with_compiled_forward, "inductor"), (with_the_setting, "aot_eager")],
 )
+@pytest.mark.slow
 def test_training(train: Callable[[Model, Tensor, str], None], backend: str) -> None:
     reference = Model()
     model = copy.deepcopy(reference).to("bp")

@@ -72,6 +72,7 @@ def test_the_folder_of_each_graph_is_complete(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["output_code.py", "fx_graph_runnable.py"])
+@pytest.mark.slow
 def test_the_written_programs_run_alone(folder: Path, name: str) -> None:
     programs = [str(path / name) for path in graph_folders(folder).values()]
     assert run(STANDALONE, *programs).stdout.count("done") == len(GRAPHS)

@@ -152,6 +152,7 @@ print(found.capability, found.warp_size, found.max_threads_per_multi_processor, 
 
 
 @pytest.mark.usefixtures("platform")
+@pytest.mark.slow
 def test_the_capability_identifies_the_target(run_forked: Run, run_python: Run) -> None:
     """It is the same in all processes, and differs between targets. Asking for it initializes no device."""
 

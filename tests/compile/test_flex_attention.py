@@ -228,6 +228,7 @@ def _capped(cap: int) -> Modification:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap)
 
 
+@pytest.mark.slow
 def test_constants_in_the_functions() -> None:
     """An index that is a number is a tensor in the graph of score_mod."""
 
@@ -296,6 +297,7 @@ def test_keys_that_all_sequences_share() -> None:
     agree(gradients[1], gradients[0], 1e-4)
 
 
+@pytest.mark.slow
 def test_checkpoints_and_captured_tensors_of_other_dtypes() -> None:
     def attend_with(query: Tensor, table: Tensor, keep: Tensor) -> Tensor:
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ found = [one == int(other) if one else one for one in seen]
     assert found == [0, 0, 0, True, True, True]
 
 
+@pytest.mark.slow
 def test_addresses_are_cudas(values: Callable[..., Any]) -> None:
     found = values("""
 x = torch.arange(24.0, device="bp:1").view(4, 6)[1:, ::2]

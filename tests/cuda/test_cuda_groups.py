@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Run = Callable[..., str]
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -32,6 +34,7 @@ print("works")
 """
 
 
+@pytest.mark.slow
 def test_graphs_are_cudas_and_updated_in_place(result: Result) -> None:
     """The calls of the graph's functions are seen by their faults: the second instantiation would fail."""
     finished = result(GRAPH)

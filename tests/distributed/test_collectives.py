@@ -232,6 +232,7 @@ print("agree")
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.slow
 def test_collectives_agree_with_gloo(devices: dict[str, str], size: int) -> None:
     assert all("agree" in output for output in ranks.run(AGREE, size, **devices))
 
@@ -384,6 +385,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_backplane_is_the_default_backend(devices: dict[str, str]) -> None:
     ranks.run(DEFAULT, 2, **devices)
 

@@ -71,6 +71,7 @@ def train(checkpoint: Path, victim: tuple[int, int] | None) -> list[tuple[int, s
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.slow
 def test_killed_ranks(tmp_path: Path) -> None:
     (_, expected), (_, same) = train(tmp_path / "whole.pt", None)
     assert expected == same

@@ -101,6 +101,7 @@ def single(request: pytest.FixtureRequest) -> tuple[dict[str, str], list[float]]
 
 @pytest.mark.parametrize("kind", ["ddp", "unused", "hook", "fsdp", "tp"])
 @pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_ranks(
     single: tuple[dict[str, str], list[float]], kind: str, size: int
 ) -> None:
@@ -141,6 +142,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", ["host", "discrete-host", "opencl"])
+@pytest.mark.slow
 def test_batch_norm_over_all_ranks(name: str) -> None:
     if name == "opencl":
         on_opencl.require_platform()

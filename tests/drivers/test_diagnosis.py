@@ -96,6 +96,7 @@ def test_drivers_that_settings_exclude(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["TORCH_BACKPLANE_DRIVERS", "TORCH_BACKPLANE_VISIBLE_DEVICES"])
+@pytest.mark.slow
 def test_a_driver_that_was_asked_for_by_name_says_why_it_has_no_devices(
     run: Run, tmp_path: Path, variable: str
 ) -> None:

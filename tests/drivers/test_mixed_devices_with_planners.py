@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import paths
+import pytest
 
 CODE = """
 import torch
@@ -42,6 +43,7 @@ ANSWERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_host_operator_tests_pass_with_planners_declared(run_python: Callable[..., Any]) -> None:
     files = [str(paths.TESTS / name) for name in ANSWERS]
     code = f"import sys, pytest, torch, torch_backplane.operators; sys.exit(pytest.main({['-q', '-x', *files]}))"

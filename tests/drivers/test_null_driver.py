@@ -48,6 +48,7 @@ print(_C.fallback_counts())
 """
 
 
+@pytest.mark.slow
 def test_null_driver_has_every_native_group_and_runs_programs(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "null", SOURCE, "NullDriver")
     result = forked.run(PROGRAM, tmp_path, TORCH_BACKPLANE_DRIVERS="null")

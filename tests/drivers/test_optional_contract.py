@@ -85,6 +85,7 @@ op = torch.ops.backplane_attributes.ones
 
 @needs_compiler
 @pytest.mark.parametrize("mode", ["0", "1", "check"])
+@pytest.mark.slow
 def test_plans_replay_launch_attributes(offering: Run, mode: str) -> None:
     offering(OPERATOR + """
 for calls, n in enumerate((8, 8, 16, 4, 12), 1):

@@ -459,6 +459,7 @@ for thread in threads: thread.join()
 
 
 @pytest.mark.parametrize("hands_over", [OFFERED, "COPIES EVENTS GRAPHS", "COPIES EVENTS"])
+@pytest.mark.slow
 def test_host_callbacks_in_a_graph(queued: Run, hands_over: str) -> None:
     """Graphs with host callbacks are native only if the launcher has host callbacks."""
     queued(ON_HOST + f"""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from driver_packages import install_toy, python_path
 
 SELECTION = (
@@ -19,6 +20,7 @@ SELECTION = (
 )
 
 
+@pytest.mark.slow
 def test_toy_driver_passes_conformance(tmp_path: Path) -> None:
     install_toy(tmp_path)
     environment = os.environ | {

@@ -71,6 +71,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_additional_groups_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.bp.init()
     wrong, entries = [], set()

@@ -44,6 +44,7 @@ def _strides(returned: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("memory", [_transposed, _turned_with_gaps, _last_first])
+@pytest.mark.slow
 def test_strides_of_results_are_those_of_the_cpu(memory: Callable[[torch.Size], torch.Tensor]) -> None:
     def wanted(call: Call) -> bool:
         first = next((one for one in call.arguments if isinstance(one, torch.Tensor)), None)

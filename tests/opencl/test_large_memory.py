@@ -19,6 +19,7 @@ def explained(function: Callable[..., object], *arguments: object, **keywords: o
 
 
 @pytest.mark.parametrize("beyond", [0, 3])
+@pytest.mark.slow
 def test_element_counts_that_are_and_are_not_multiples_of_four(beyond: int) -> None:
     a, b = (torch.rand(LARGE // 4 + beyond) for _ in range(2))
     agrees(lambda a, b: a + b, a, b)

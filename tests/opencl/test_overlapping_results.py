@@ -116,6 +116,7 @@ _UNSEEN_BY_THE_CPU = {
 
 
 @pytest.mark.parametrize("other_shape", [False, True])
+@pytest.mark.slow
 def test_errors_are_the_cpus(other_shape: bool) -> None:
     warnings.simplefilter("ignore")
     operators = found()

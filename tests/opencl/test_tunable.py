@@ -512,6 +512,7 @@ def test_environment_variables_take_precedence() -> None:
 
 
 @isolated
+@pytest.mark.slow
 def test_several_processes_write_one_file() -> None:
     needs_sight()
     text = "for n in range(2, 12): torch.ones({}, n, device='bp') @ torch.ones(n, 3, device='bp')"

@@ -62,6 +62,7 @@ def dtypes_in(value: Any) -> list[torch.dtype]:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3)], ids=str)
+@pytest.mark.slow
 def test_replaced_arguments_are_rejected_as_on_the_cpu(shape: tuple[int, ...]) -> None:
     calls, wrong = 0, []
     for name, overload in operators():

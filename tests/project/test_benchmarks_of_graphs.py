@@ -173,6 +173,7 @@ def test_replayed_chain_is_compared_with_the_loop() -> None:
     assert result["by_set_before"] == pytest.approx(result["near_loop_us"] / result["set_before_us"])
 
 
+@pytest.mark.slow
 def test_chain_on_a_host_device_has_no_loop() -> None:
     (result,) = run_json("graphs.py", "--driver", "host", "--match", "chain", "--rounds", "1")["results"]
     assert result["nodes"] == 1000

@@ -93,6 +93,7 @@ def test_python_of_write_an_operator_runs() -> None:
 
 @pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
+@pytest.mark.slow
 def test_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
 
@@ -124,6 +125,7 @@ def test_programs_of_pages_run(page: str, tmp_path: Path) -> None:
     assert [told for told in PROGRAMS[page] if told not in printed] == [], printed
 
 
+@pytest.mark.slow
 def test_distributed_program_runs(tmp_path: Path) -> None:
     (program,) = [part for part in blocks("several-devices.md", "python") if "torchrun" in part]
     file = tmp_path / "program.py"

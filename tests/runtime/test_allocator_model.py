@@ -46,6 +46,7 @@ def run_machine(configuration: str, *numbers: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
+@pytest.mark.slow
 def test_agrees_with_the_model(configuration: str, pytestconfig: pytest.Config) -> None:
     report = run_machine(configuration, EXAMPLES, pytestconfig.getoption("--seed"))
     assert report["configuration"] == configuration
@@ -53,6 +54,7 @@ def test_agrees_with_the_model(configuration: str, pytestconfig: pytest.Config) 
     assert min(report["ooms"], report["retries"], report["waits"]) > 0
 
 
+@pytest.mark.slow
 def test_the_seed_determines_the_programs() -> None:
     first, again, other = (run_machine("default", 3, seed)["programs"] for seed in (0, 0, 1))
     assert first == again != other

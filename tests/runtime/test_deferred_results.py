@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import paths
+import pytest
 
 SWEEP = paths.SWEEPS / "deferred_sweep.py"
 
 
+@pytest.mark.slow
 def test_results_and_errors_of_some_families() -> None:
     done = subprocess.run(
         [

@@ -117,6 +117,7 @@ assert "the kernel bp_mul of mul" in text and "clEnqueueNDRangeKernel" in text a
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["device works", "device lost"])
+@pytest.mark.slow
 def test_out_of_resources_is_a_loss_only_if_the_device_stopped_working(run: Run, works: bool) -> None:
     code = f"""
 answers["clEnqueueNDRangeKernel"] = -5

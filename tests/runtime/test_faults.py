@@ -134,6 +134,7 @@ assert (x + 1).sum().item() == 2000
 
 @pytest.mark.parametrize("kind", ["error", "out of memory"])
 @pytest.mark.parametrize("driver", ["host", "opencl"])
+@pytest.mark.slow
 def test_every_call_of_a_step_fails_once(driver: str, kind: str, request: pytest.FixtureRequest) -> None:
     if driver == "opencl":
         request.getfixturevalue("platform")

@@ -307,6 +307,7 @@ def test_asynchronous_host_devices(settings: dict[str, str], run_python: Callabl
     assert done.stdout == f"{len(PROGRAMS)} fine\n", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_correct_programs_give_the_same_results(run_python: Callable[..., Any]) -> None:
     ways: list[dict[str, str]] = [{}, {"TORCH_BACKPLANE_HOST_ASYNC": "1"}]
     ways += [{"TORCH_BACKPLANE_HOST_DELAYS": seed} for seed in ("1", "2")]

@@ -34,6 +34,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
+@pytest.mark.slow
 def test_failures_are_reported(words: str) -> None:
     before = f"kept = []; soak.ACTIVITIES['wrong'] = {WRONG[words]}"
     done = run("--seconds", "2", "--only", "wrong", "--growth", "10", before=before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import empty_operands_sweep
 import on_opencl
+import pytest
 import sweep_process
 
 SAMPLE = (
@@ -18,6 +19,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.slow
 def test_results_match_cpu_without_division_by_zero() -> None:
     on_opencl.require_platform()
     names = empty_operands_sweep.names(SAMPLE)

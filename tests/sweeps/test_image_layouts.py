@@ -17,6 +17,7 @@ SAMPLE = "pool|pad|interpolate|conv[123]d|_norm|unpool|grid_sample|unfold|^add$|
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.slow
 def test_layouts_of_results_match_cpu(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = image_layouts_sweep.names(SAMPLE)

@@ -24,6 +24,7 @@ SERVED = {
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.slow
 def test_dtypes_that_pytorch_refuses_everywhere_are_refused(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = refused_dtypes_sweep.names("")

@@ -24,6 +24,7 @@ SAMPLE = (
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.slow
 def test_warnings_match_cpu(tmp_path: Path) -> None:
     settings = driver_packages.install_null(tmp_path)
     names = warnings_sweep.names(SAMPLE)

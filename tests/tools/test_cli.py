@@ -237,6 +237,7 @@ def test_numbers_lists_without_running() -> None:
     assert "mul.Tensor" not in listed  # has no number argument
 
 
+@pytest.mark.slow
 def test_numbers_uses_the_given_dtypes() -> None:
     def run(*arguments: str) -> tuple[str, str]:
         command = ["conformance", "--numbers", "--device", "cpu", "--match", r"^mul\.Scalar$", *arguments]

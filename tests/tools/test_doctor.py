@@ -72,6 +72,7 @@ def test_exit_code_without_devices_and_with_a_malformed_setting(site: Path, monk
     assert "TORCH_BACKPLANE_HOST_DEVICES='many' is not a whole number" in " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_wrong_results_are_no_working_device(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in driver_packages.install_null(site).items():
         monkeypatch.setenv(name, value)
@@ -81,6 +82,7 @@ def test_wrong_results_are_no_working_device(site: Path, monkeypatch: pytest.Mon
     assert "No device works." in result.stdout
 
 
+@pytest.mark.slow
 def test_a_device_that_crashes_does_not_hide_the_others(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "mixed", SECOND_CRASHES, "MinimalDriver")
     monkeypatch.setenv("TORCH_BACKPLANE_DRIVERS", "mixed")

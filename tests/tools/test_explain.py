@@ -259,6 +259,7 @@ whole(x)
 """
 
 
+@pytest.mark.slow
 def test_report_of_a_program_that_fails(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILING)
     ended = explain(tmp_path, "--json", "-", "script.py", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))

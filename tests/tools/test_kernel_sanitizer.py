@@ -446,6 +446,7 @@ device._RESOLVE = Resolve(less)
     [(WITHOUT_BARRIERS, "nvidia-ada", 20), (LESS_MEMORY, "nvidia-ada", 45), (LESS_MEMORY, "", 45)],
     ids=["no barrier", "a byte less memory", "a byte less memory, processors"],
 )
+@pytest.mark.slow
 def test_faults_are_found_in_every_kernel(way: str, target: str, least: int) -> None:
     ended = run(ALL_WRONG.format(way=way), TORCH_BACKPLANE_TARGET=target)
     assert ended.returncode == 0, ended.stderr[-3000:]
