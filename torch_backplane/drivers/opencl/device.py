@@ -51,7 +51,7 @@ OUT_OF_MEMORY = (
 BEFORE_EVENT = "a command before the event failed with"
 
 POLL = 2e-4  # seconds between polls for the start of a sleep, or for a marker in an idle queue
-MARKER_POLLS = 5
+MARKER_POLLS = 50  # 10 ms: a busy processor may not run PoCL's thread for a time slice
 
 PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
 
