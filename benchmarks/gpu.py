@@ -279,7 +279,7 @@ def main(
 
 
 def write(file: str, data: dict[str, Any]) -> None:
-    """Replaces the file at once, so that it is whole whenever this process is stopped."""
+    """Replaces the file by a complete one, also if this process is stopped meanwhile."""
     path = Path(file)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(data, indent=1), encoding="utf-8")

@@ -2,19 +2,27 @@
 
     python benchmarks/predictions.py --driver cuda --json predictions.json
     python benchmarks/predictions.py --driver cuda --match softmax
+    python benchmarks/predictions.py --driver cuda --match "sum of" --ncu --json traffic.json
 
 The audit (`results/audit.json`) predicts the bytes that each operator moves. The time that they should take follows
 from the bandwidth of a copy on the measured device, and from the audit's time of a launch. A ratio of measured time to
 this time well above 1 means that the operator moves more bytes than predicted, or that something else limits it. The
 predictions are for another GPU, whose kernels can differ. The JSON file is written after every case.
+
+With --ncu, Nsight Compute counts the bytes that the kernels move between the GPU and its memory, and no times are
+measured. It clears the caches before each kernel.
 """
 
 from __future__ import annotations
 
+import csv
 import gc
 import itertools
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,6 +106,60 @@ def results(rows: list[dict[str, Any]], elements: int, device: torch.device, rou
         torch.get_device_module("bp").empty_cache()
 
 
+# --- bytes, with Nsight Compute ---------------------------------------------------------------------------------------
+
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+MARKER = "bp_bitwise_not"  # a kernel that no case launches
+
+
+def call_once(rows: list[dict[str, Any]], elements: int, device: torch.device) -> None:
+    """Calls each case once, for ncu. A kernel marks its begin and its end."""
+    flag = torch.zeros(1, dtype=torch.int8).to(device)
+    for row in rows:
+        body = cases()[row["case"]].make(device, elements or row["elements"])
+        body()
+        torch.bitwise_not(flag)
+        body()
+        torch.bitwise_not(flag)
+        torch.get_device_module("bp").synchronize()
+
+
+def bytes_of_cases(log: str) -> list[float]:
+    """The bytes of each case, from ncu's table of kernels.
+
+    Raises:
+        ValueError: there is no table.
+    """
+    lines = [line for line in log.splitlines() if line.startswith('"')]
+    kernels = [row for row in csv.DictReader(lines) if row["ID"]]  # the row after the heading has units
+    if not kernels:
+        raise ValueError(f"ncu has profiled no kernel: {log[:500]}")
+    sums, is_inside = [], False
+    for row in kernels:
+        if row["Kernel Name"].partition("(")[0] == MARKER:
+            is_inside = not is_inside
+            sums += [0.0] if is_inside else []
+        elif is_inside:
+            sums[-1] += sum(float(row[name].replace(",", "")) for name in METRICS)
+    return sums
+
+
+def traffic(rows: list[dict[str, Any]], elements: int, options: list[str]) -> list[dict[str, Any]]:
+    """Runs this program with --once under ncu, and compares the bytes of each case with the prediction."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "ncu.csv")
+        command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)]
+        subprocess.run([*command, "--log-file", str(file), sys.executable, __file__, *options, "--once"], check=True)
+        counted = bytes_of_cases(file.read_text(encoding="utf-8"))
+    found = []
+    for row, moved in zip(rows, counted, strict=True):
+        predicted = row["figures"]["bytes"] * (elements or row["elements"]) / row["elements"]
+        found.append(
+            {"case": row["case"], "predicted_bytes": predicted, "measured_bytes": moved, "ratio": moved / predicted}
+        )
+    return found
+
+
 def main(
     driver: report.Driver = None,
     match: report.Match = "",
@@ -105,12 +167,25 @@ def main(
     audit: Annotated[Path, typer.Option(help="the audit's results")] = ROOT / "results" / "audit.json",
     elements: Annotated[int, typer.Option(min=0, help="elements of operands; 0: as in the audit")] = 0,
     rounds: report.Rounds = 3,
+    ncu: Annotated[bool, typer.Option("--ncu", help="count bytes with Nsight Compute, instead of times")] = False,
+    once: Annotated[bool, typer.Option("--once", help="only call each case once, for --ncu")] = False,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="write JSON after every case")] = "",
 ) -> None:
     """Compares the audit's predictions with times on a GPU."""
     listed = predictions(audit, target)
     chosen = [listed[0], *report.chosen(listed[1:], match, lambda row: row["case"])]
+    if ncu:
+        options = ["--match", match, "--target", target, "--audit", str(audit), "--elements", str(elements)]
+        compared_bytes = traffic(chosen, elements, [*options, *(["--driver", driver] if driver else [])])
+        for one in compared_bytes:
+            print(f"{one['case']}: {one['measured_bytes']:,.0f} bytes, predicted × {one['ratio']:.2f}")
+        if json_file:
+            gpu.write(json_file, summary(compared_bytes) | {"results": compared_bytes})
+        return
     place, environment = report.begin(driver, 0)
+    if once:
+        call_once(chosen, elements, place)
+        return
     environment |= {"target": chosen[0]["target"], "rounds": rounds}
     found: list[dict[str, Any]] = []
     for one in results(chosen, elements, place, rounds):
@@ -123,7 +198,7 @@ def main(
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The number of cases, and of those that take between half and twice the predicted time."""
+    """The number of cases, and of those that are between half and twice the prediction."""
     ratios = [one["ratio"] for one in found if "ratio" in one]
     return {
         "cases": len(found),

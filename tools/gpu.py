@@ -66,6 +66,10 @@ def no_sanitizer() -> str:
     return "" if shutil.which("compute-sanitizer", path=search_path()) else "compute-sanitizer is not installed"
 
 
+def no_ncu() -> str:
+    return "" if shutil.which("ncu", path=search_path()) else "ncu (Nsight Compute) is not installed"
+
+
 def no_nvidia_opencl() -> str:
     found = [one for one in glob.glob("/etc/OpenCL/vendors/*.icd") if "nvidia" in Path(one).read_text("utf-8").lower()]
     return "" if found else "NVIDIA's OpenCL is not installed (no ICD file in /etc/OpenCL/vendors)"
@@ -79,34 +83,35 @@ def search_path() -> str:
 PYTEST = "{python} -m pytest -v --tb=short -p no:cacheprovider"
 CONFORMANCE = "{python} -W ignore -m torch_backplane conformance --driver {driver} --minutes {minutes} --json {report}"
 BENCHMARK = "{python} -W ignore benchmarks/gpu.py --json {report}"
+PREDICTIONS = "{python} -W ignore benchmarks/predictions.py --driver {driver} --json {report}"
+TYPICAL = "^(add|gelu|transposed copy|sum of (all|rows|columns)|(softmax|layer norm|cumsum) of rows)$"
 SANITIZE = "compute-sanitizer --error-exitcode 9 --target-processes all --tool"
-OPENCL = {"TORCH_BACKPLANE_DRIVERS": "opencl", "TORCH_BACKPLANE_CUDA_OPTIONS": ""}
+OPENCL = {"TORCH_BACKPLANE_DRIVERS": "opencl"}
 
 STEPS = (
     Step("setup", "installs what PYTHON lacks, and builds", "tools/setup.sh {base} {venv} '' '' gpu", 0.4),
     Step("doctor", "devices, and what is missing", "{python} -m torch_backplane doctor", 0.1),
     Step("smoke", "one small kernel of each kind", f"{PYTEST} --on cuda {SMALL_KERNELS}", 0.1,
          tiny=f"{PYTEST} --on cuda {SMALL_KERNELS} -k 'elementwise or sum'"),
-    Step("tests", "the tests", f'{PYTEST} --on cuda --cover 1 -m "not slow" -n {{jobs}} --dist loadfile tests', 0.25,
+    Step("tests", "the tests", f'{PYTEST} --on cuda --cover 1 -m "not slow" -n {{jobs}} --dist loadfile tests', 0.2,
          tiny=f"{PYTEST} --on cuda tests/accelerator/test_views.py -k memory_formats"),
     Step("conformance", "PyTorch's operator database, with gradients",
-         f"{CONFORMANCE} --grad --samples 2 --jobs {{jobs}}", 0.2, report="conformance.json",
+         f"{CONFORMANCE} --grad --samples 2 --jobs {{jobs}}", 0.15, report="conformance.json",
          tiny=f"{CONFORMANCE} --grad --samples 1 --jobs 1 --match '^(add|sum)$'"),
-    Step("memcheck", "accesses of small kernels", f"{SANITIZE} memcheck {PYTEST} --on cuda {SMALL_KERNELS}", 0.1,
-         no_sanitizer),
-    Step("racecheck", "races of small kernels", f"{SANITIZE} racecheck {PYTEST} --on cuda {SMALL_KERNELS}", 0.1,
+    Step("memcheck", "accesses of small kernels", f"{SANITIZE} memcheck {PYTEST} --on cuda {SMALL_KERNELS}", 0.08,
          no_sanitizer),
     Step("benchmarks", "bp and torch.cuda in the same process", f"{BENCHMARK} --driver {{driver}}", 0.2,
          report="benchmarks.json", tiny=f"{BENCHMARK} --driver {{driver}} --size tiny --rounds 1"),
-    Step("predictions", "the audit's predictions and measured times",
-         "{python} -W ignore benchmarks/predictions.py --driver {driver} --json {report}", 0.1,
-         report="predictions.json",
-         tiny="{python} -W ignore benchmarks/predictions.py --driver {driver} --json {report} --rounds 1 "
-              "--elements 1024 --match '^(add|sum of rows)$'"),
+    Step("racecheck", "races of small kernels", f"{SANITIZE} racecheck {PYTEST} --on cuda {SMALL_KERNELS}", 0.08,
+         no_sanitizer),
+    Step("predictions", "the audit's predictions and measured times", PREDICTIONS, 0.1, report="predictions.json",
+         tiny=f"{PREDICTIONS} --rounds 1 --elements 1024 --match '^(add|sum of rows)$'"),
+    Step("traffic", "the audit's predictions and measured bytes", f"{PREDICTIONS} --ncu --match '{TYPICAL}'", 0.1,
+         no_ncu, report="traffic.json"),
     Step("opencl", "one small kernel of each kind, on the GPU's OpenCL",
-         f"{PYTEST} --on opencl {SMALL_KERNELS}", 0.1, no_nvidia_opencl, environment=OPENCL),
+         f"{PYTEST} --on opencl {SMALL_KERNELS}", 0.05, no_nvidia_opencl, environment=OPENCL),
     Step("opencl benchmarks", "the GPU's OpenCL and torch.cuda in the same process", f"{BENCHMARK} --driver opencl",
-         0.15, no_nvidia_opencl, environment=OPENCL, report="opencl-benchmarks.json"),
+         0.1, no_nvidia_opencl, environment=OPENCL, report="opencl-benchmarks.json"),
 )  # fmt: skip
 
 
@@ -279,7 +284,9 @@ def machine(settings: Settings) -> dict[str, Any]:
     """The GPU, NVIDIA's driver, and versions."""
     gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    system = re.search(r'^PRETTY_NAME="?(.*?)"?$', output_of("cat", "/etc/os-release"), re.MULTILINE)
+    release = Path("/etc/os-release")
+    text = release.read_text(encoding="utf-8") if release.exists() else ""
+    system = re.search(r'^PRETTY_NAME="?(.*?)"?$', text, re.MULTILINE)
     return {
         "gpus": gpus.splitlines(),
         "cpu": cpu[1] if cpu else "",

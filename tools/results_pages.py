@@ -368,3 +368,7 @@ def gpu() -> Iterator[str]:
             yield f"audit's traffic and the bandwidth of a copy predict. The median is {data['median_ratio']:.2f}.\n"
             worst = sorted(data["results"], key=lambda row: -row.get("ratio", math.inf))[:WORST]
             yield from table(worst, ["case", "traffic", "predicted_ms", "measured_ms", "ratio", "error"])
+        if one["name"] == "traffic" and data:
+            yield f"\n### {one['what']}\n"
+            yield "Nsight Compute has counted the bytes, with empty caches.\n"
+            yield from table(data["results"], ["case", "predicted_bytes", "measured_bytes", "ratio"])

@@ -105,7 +105,7 @@ time.sleep(600)
 
 
 def alive(process: int) -> bool:
-    """Whether the process runs; one that nobody waits for has ended."""
+    """Whether the process runs and is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -232,12 +232,12 @@ def test_make_gpu_lists_its_steps() -> None:
     listed = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
     steps = [line.partition(":")[0] for line in listed.splitlines()[1:] if not line.startswith("    ")]
     assert steps == [
-        "setup", "doctor", "smoke", "tests", "conformance", "memcheck", "racecheck", "benchmarks", "predictions",
-        "opencl", "opencl benchmarks",
+        "setup", "doctor", "smoke", "tests", "conformance", "memcheck", "benchmarks", "racecheck", "predictions",
+        "traffic", "opencl", "opencl benchmarks",
     ]  # fmt: skip
     assert f"tools/setup.sh {sys.executable} {paths.ROOT}/build/gpu/venv '' '' gpu" in listed
     assert "at most 240 s" in listed  # 0.4 of 10 minutes
-    assert "--minutes 1.75" in listed  # conformance ends before its limit of 2 minutes
+    assert "--minutes 1.25" in listed  # conformance ends before its limit of 1.5 minutes
 
 
 # --- on the emulator -------------------------------------------------------------------------------------------------
@@ -269,10 +269,13 @@ def test_all_steps_on_the_emulator(tmp_path: Path) -> None:
     assert cases == ["copy", "add", "sum of rows"]
 
 
-def run_benchmark(script: str, file: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def run_benchmark(
+    script: str, file: Path, *options: str, **env: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Runs a benchmark with --json; returns the finished process and what it has written to the file."""
     finished = subprocess.run(
         [sys.executable, str(paths.ROOT / "benchmarks" / script), *options, "--json", str(file)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     return finished, json.loads(file.read_text()) if file.exists() else {}
 
@@ -315,6 +318,42 @@ def test_predictions_follow_from_the_copy(tmp_path: Path) -> None:
     assert added["predicted_ms"] == pytest.approx(5e-3 + added["predicted_bytes"] / bandwidth * 1e3)
     assert added["ratio"] == pytest.approx(added["measured_ms"] / added["predicted_ms"])
     assert found["cases"] == 2
+
+
+NCU = r"""#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+file=$2
+shift 2
+"$@" || exit
+cat > "$file" <<'END'
+==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","Grid Size","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","","","byte","byte"
+"0","1","bp_copy","(64, 1, 1)","9","9"
+"1","1","bp_bitwise_not","(1, 1, 1)","7","7"
+"2","1","bp_copy","(64, 1, 1)","16384","16,384"
+"3","1","bp_bitwise_not","(1, 1, 1)","7","7"
+"4","1","bp_sum","(64, 1, 1)","9","9"
+"5","1","bp_bitwise_not","(1, 1, 1)","7","7"
+"6","1","bp_sum_part(float const*)","(64, 1, 1)","20000","100"
+"7","1","bp_sum(float const*)","(64, 1, 1)","100","0"
+"8","1","bp_bitwise_not","(1, 1, 1)","7","7"
+END
+"""
+
+
+def test_bytes_are_those_that_ncu_counts_between_markers(tmp_path: Path) -> None:
+    ncu = tmp_path / "ncu"
+    ncu.write_text(NCU)
+    ncu.chmod(0o755)
+    options = ["--driver", "host", "--elements", "4096", "--match", "^sum of all$", "--ncu"]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    finished, found = run_benchmark("predictions.py", tmp_path / "a.json", *options, PATH=path)
+    assert finished.returncode == 0, finished.stderr
+    copy, summed = found["results"]
+    assert copy == {"case": "copy", "predicted_bytes": 32768.0, "measured_bytes": 32768.0, "ratio": 1.0}
+    assert (summed["case"], summed["measured_bytes"]) == ("sum of all", 20200.0)
+    assert summed["ratio"] == pytest.approx(20200 / summed["predicted_bytes"])
 
 
 def test_an_audit_without_the_target_is_refused(tmp_path: Path) -> None:
