@@ -194,6 +194,11 @@ def times_of(row: Row, bodies: list[Body], sides: list[Side], rounds: int, calls
     return interleaved_times(bodies, sides, max(1, min(1000, int(SECONDS / once))), rounds)
 
 
+def told(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
 def run(row: Row, sides: list[Side], rounds: int, calls: int) -> Result:
     """Measures a row. An error of any side is in the result; a side that cannot make its body is left out."""
     result = Result(row.group, row.title, row.unit)
@@ -204,7 +209,7 @@ def run(row: Row, sides: list[Side], rounds: int, calls: int) -> Result:
             body = row.make(side.place)
             seconds(body, side.place, 1, side.finish)
         except Exception as error:
-            result.error += f"{side}: {type(error).__name__}: {str(error).splitlines()[0][:300]}. "
+            result.error += f"{side}: {told(error)}. "
         else:
             bodies.append(body)
             working.append(side)
@@ -213,7 +218,7 @@ def run(row: Row, sides: list[Side], rounds: int, calls: int) -> Result:
     try:
         times = times_of(row, bodies, working, rounds, calls)
     except Exception as error:
-        result.error += f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        result.error += told(error)
         return result
     for side, taken in zip(working, times, strict=True):
         median = statistics.median(taken)

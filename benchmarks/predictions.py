@@ -98,7 +98,7 @@ def results(rows: list[dict[str, Any]], elements: int, device: torch.device, rou
         except Exception as error:
             if not bandwidth:
                 raise
-            yield {"case": row["case"], "family": row["family"], "error": f"{type(error).__name__}: {error}"[:300]}
+            yield {"case": row["case"], "family": row["family"], "error": gpu.told(error)}
         else:
             bandwidth = bandwidth or row["figures"]["bytes"] * size / row["elements"] / taken
             yield compared(row, size, taken, bandwidth)

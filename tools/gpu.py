@@ -2,7 +2,7 @@
 
     python tools/gpu.py --minutes 25
     python tools/gpu.py --dry-run                       # list the steps, with their limits and commands
-    python tools/gpu.py --only smoke,benchmarks --venv .venv
+    python tools/gpu.py --only smoke,benchmarks --python .venv/bin/python
 
 Steps are in the order of their value. Each is a process with a time limit, and has a log in build/gpu/. A step that
 fails does not stop the others. results/gpu.json is written after every step; `tools/pages.py` makes a part of
@@ -42,7 +42,7 @@ SMALL_KERNELS = "tests/opencl/test_small_kernels.py"
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step. Words of its command in braces are those of `Settings.words`.
+    """A step. `Settings.command` fills in the words in braces.
 
     Args:
         share: the part of the total time after which the step is stopped.
@@ -354,7 +354,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     given = parsed(arguments)
     python = given.python or str((given.venv / "bin" / "python").absolute())
-    environment = {"TORCH_BACKPLANE_DRIVERS": "cuda", "PYTHONUNBUFFERED": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # not an installed Backplane
+    environment = {"TORCH_BACKPLANE_DRIVERS": "cuda", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
     settings = Settings(given.base, given.venv, python, given.minutes, given.jobs, environment, given.tiny)
     names = given.only.split(",") if given.only else [one.name for one in STEPS]
     steps = tuple(one for one in STEPS if one.name in names and not (one.name == "setup" and given.python))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_modules
 import on_cuda
 import paths
 import pytest
@@ -22,11 +24,13 @@ FOLDER = paths.ROOT / "tools"
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The module tools/gpu.py, with its output in tmp_path."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.delitem(sys.modules, "gpu", raising=False)  # benchmarks/ has a module of this name
-    import gpu
-
+    """The module tools/gpu.py, with its output in tmp_path. benchmarks/ has a module of the same name."""
+    spec = importlib.util.spec_from_file_location("tools_gpu", FOLDER / "gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gpu = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, gpu)
+    spec.loader.exec_module(gpu)
     monkeypatch.setattr(gpu, "OUTPUT", tmp_path)
     monkeypatch.setattr(gpu, "GRACE", 1.0)
     monkeypatch.setattr(gpu, "LEAST", 0.5)
@@ -183,6 +187,11 @@ def test_steps_get_the_gpus_library_and_not_the_emulators(
     assert (tmp_path / "b.log").read_text() == "libcuda.so.1 opencl\n"
 
 
+def test_steps_use_the_checkout(gpu: ModuleType, run: Run, tmp_path: Path) -> None:
+    run(gpu.Step("a", "A", python("import torch_backplane; print(torch_backplane.__file__)"), 0.5))
+    assert (tmp_path / "a.log").read_text() == f"{paths.ROOT}/torch_backplane/__init__.py\n"
+
+
 def test_nvrtc_is_found_in_the_packages_of_the_base(gpu: ModuleType, tmp_path: Path) -> None:
     base = tmp_path / "python"
     packages = tmp_path / "site-packages"
@@ -292,6 +301,29 @@ def test_both_sides_are_measured(tmp_path: Path) -> None:
     issued, copied = found["results"][:2]
     assert issued["bp"] == pytest.approx(issued["bp_ms"] * 1e3)
     assert copied["bp"] == pytest.approx(8 * 1024 / 1e9 / (copied["bp_ms"] / 1e3))
+
+
+@pytest.mark.parametrize(("failing", "measured"), [("bp", "other"), ("cpu", "bp"), ("both", "")])
+def test_a_side_that_fails_is_reported_and_the_other_is_measured(failing: str, measured: str) -> None:
+    import torch
+
+    benchmark = benchmark_modules.load("gpu")
+
+    def make(device: torch.device) -> Callable[[], object]:
+        def body() -> object:
+            if failing in (device.type, "both"):
+                raise ValueError(f"no kernel for {device.type}\nlong text")
+            return torch.ones(3, device=device)
+
+        return body
+
+    row = benchmark.Row("issue", "ones", make, "µs")
+    result = benchmark.run(row, [benchmark.side_of("bp"), benchmark.side_of("cpu")], 2, 3)
+    assert "ValueError: no kernel for" in result.error
+    assert "long text" not in result.error
+    assert {name for name in ("bp", "other") if getattr(result, name) is not None} == {measured} - {""}
+    assert result.ratio is None
+    assert benchmark.line(result).startswith("ones: ")
 
 
 def test_without_cuda_only_bp_is_measured(tmp_path: Path) -> None:
