@@ -16,6 +16,9 @@ RUNS ?= 200
 SECONDS ?= 300
 EVERY ?=
 ARGS ?=
+MINUTES ?= 25
+GPU_PYTHON ?= 3.12
+GPU_PLATFORMS ?= manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64 manylinux_2_12_x86_64 manylinux_2_5_x86_64
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
 python := $(VENV)/bin/python
@@ -31,7 +34,7 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-slow test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas clean FORCE
+	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas gpu gpu-wheels clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,9 +46,11 @@ help: ## show this list
 	@echo "  RUNS=n        runs of each scenario (test-exit)"
 	@echo "  WORKERS=n     test files that run in parallel (default: as many as cores, up to 8)"
 	@echo "  EVERY=1       all cases, and slow tests (test, test-cuda-emulated, test-intel, test-rusticl)"
+	@echo "  MINUTES=n     total time (gpu; default $(MINUTES))"
+	@echo "  GPU_PYTHON=3.12, GPU_PLATFORMS=...  the Python and platforms of wheels (gpu-wheels)"
 	@echo "  ARGS=...      further options of the command"
 	@echo "  TORCH=...     the torch to install (default $(TORCH))"
-	@echo "  PYTHON=...    the Python for .venv (default $(PYTHON))"
+	@echo "  PYTHON=...    the Python for .venv, and the one whose torch is used (gpu) (default $(PYTHON))"
 
 setup: $(ready) ## set up .venv and build
 
@@ -210,6 +215,14 @@ audit: $(ready) ## predict operators on GPUs, and write results/ and docs/audit.
 ptxas: $(ready) ## compile the kernels of many programs for NVIDIA GPUs, without one, and write results/ (half an hour)
 	$(python) -W ignore tools/record.py ptxas -- $(python) -W ignore -m torch_backplane ptxas --json - $(ARGS)
 	$(python) -W ignore tools/pages.py
+
+# It needs no .venv: its first step makes a virtual environment in build/gpu/ that has PYTHON's torch.
+gpu: ## build, test and measure on a GPU for MINUTES, and write results/gpu.json
+	$(PYTHON) tools/gpu.py --base "$(PYTHON)" --minutes $(MINUTES) $(ARGS)
+
+gpu-wheels: ## download what `make gpu` needs besides torch to wheels/, for a machine without a network
+	$(PYTHON) -m pip download -q -d wheels --only-binary :all: --implementation cp --python-version $(GPU_PYTHON) \
+		$(addprefix --platform ,$(GPU_PLATFORMS)) -r tools/gpu-requirements.txt $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist out *.egg-info torch_backplane/*.so torch_backplane/_built_for.py .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -93,6 +93,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "ecosystem": _of_results("ecosystem"),
     "models": _of_results("models"),
     "ptxas": _of_results("ptxas"),
+    "gpu": _of_results("gpu"),
 }
 
 

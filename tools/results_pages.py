@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -332,3 +333,42 @@ def ptxas() -> Iterator[str]:
     yield "|---|---|"
     for error, titles in sorted(by_error.items()):
         yield f"| {cell(error)} | {', '.join(f'`{one}`' for one in titles)} |"
+
+
+def gpu() -> Iterator[str]:
+    """What `make gpu` found: its steps, and the measured figures."""
+    if not (RESULTS / "gpu.json").exists():
+        yield "Not run on a GPU."
+        return
+    found = load("gpu")
+    machine = found["machine"]
+    yield f"{'; '.join(machine['gpus'])}; {machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
+    yield f"torch {machine['torch']}. `make gpu`, {found['date']}, commit {found['commit']}; `results/gpu.json`.\n"
+    rows = []
+    for one in found["steps"]:
+        counts = one["tests"] or (one["data"] or {}).get("totals", {})
+        words = ("passed", "failed", "error", "skipped", "refused", "left_out")
+        told = ", ".join(f"{counts[word]:,} {word.replace('_', ' ')}" for word in words if counts.get(word))
+        state = f"{one['status']}: {one['reason']}" if one["reason"] else one["status"]
+        rows.append({"step": one["what"], "result": state, "of it": told, "seconds": one["seconds"]})
+    yield from table(rows)
+    for one in found["steps"]:
+        data = one["data"] or {}
+        if "benchmarks" in one["name"] and data:
+            other = f"torch.{data['other']}" if data["other"] else "torch.cuda (not available)"
+            yield f"\n### {one['what']}\n"
+            yield f"The ratio is the time of {other} divided by that of bp ({data['driver']}): higher is better.\n"
+            yield from table(
+                [{key: "" if value is None else value for key, value in row.items()} for row in data["results"]],
+                ["title", "unit", "bp", "other", "ratio", "error"],
+            )
+        if one["name"] == "predictions" and data:
+            yield f"\n### {one['what']}\n"
+            yield f"Of {data['cases']} cases, {data['within_factor_2']} take between half and twice the time that the "
+            yield f"audit's traffic and the bandwidth of a copy predict. The median is {data['median_ratio']:.2f}.\n"
+            worst = sorted(data["results"], key=lambda row: -row.get("ratio", math.inf))[:WORST]
+            yield from table(worst, ["case", "traffic", "predicted_ms", "measured_ms", "ratio", "error"])
+        if one["name"] == "traffic" and data:
+            yield f"\n### {one['what']}\n"
+            yield "Nsight Compute has counted the bytes, with empty caches.\n"
+            yield from table(data["results"], ["case", "predicted_bytes", "measured_bytes", "ratio"])

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # Installs everything that `make demo` and `make test` need, and builds Backplane in place.
 #
-#   tools/setup.sh PYTHON VENV WANTED DEFAULT [torch]
+#   tools/setup.sh PYTHON VENV WANTED DEFAULT [torch|gpu]
 #
 # PYTHON creates the virtual environment VENV if it does not exist. WANTED is the torch to install; if it is empty, an
 # installed supported torch is kept, or else DEFAULT is installed. With `torch`, nothing is built (`make dist`). On Debian
 # and derivatives, missing system packages are installed if this runs as root or sudo needs no password; otherwise the
 # script names them.
+#
+# With `gpu` (`make gpu`), VENV also has the packages of PYTHON, its torch among them, and no torch is installed. Of the
+# others, only those of gpu-requirements.txt that are missing are installed. If there are wheels in wheels/, they come
+# from there, without a network, and system packages are not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,12 +22,17 @@ die() {
   exit 1
 }
 
+offline=()
+if [ "$last" = gpu ] && compgen -G 'wheels/*.whl' >/dev/null; then
+  offline=(--no-index --find-links wheels)
+fi
+
 # Prints the Debian names of missing packages.
 missing_packages() {
   if ! command -v "$python" >/dev/null; then
     echo python3 python3-venv python3-dev
   else
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    [ "$last" = gpu ] || "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" - <<'EOT' || echo python3-dev
 import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
@@ -33,6 +42,7 @@ EOT
 }
 
 install_packages() {
+  [ ${#offline[@]} -eq 0 ] || return 1
   local as_root=()
   if [ "$(id -u)" != 0 ]; then
     sudo -n true 2>/dev/null || return 1
@@ -57,7 +67,25 @@ fi
 
 if [ ! -x "$venv/bin/python" ]; then
   say "creating $venv"
-  "$python" -m venv "$venv"
+  if [ "$last" = gpu ]; then # which can do without ensurepip
+    "$python" -m venv --without-pip "$venv"
+  else
+    "$python" -m venv "$venv"
+  fi
+fi
+if [ "$last" = gpu ]; then
+  pip=("$python" -m pip --python "$venv/bin/python" --disable-pip-version-check)
+  "${pip[@]}" --version >/dev/null || die "$python has no pip 22.3 or later: $python -m ensurepip, or use another Python"
+  "$python" -c 'import sys; print(*(one for one in sys.path if one.endswith("-packages")), sep="\n")' \
+    > "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-python.pth"
+  say "installing what $python lacks"
+  "${pip[@]}" install -q "${offline[@]}" -r tools/gpu-requirements.txt
+  "$venv/bin/python" setup.py --name >/dev/null || die "$python needs a supported torch: install one, or make PYTHON=…"
+  say "building Backplane (minutes)"
+  PATH="$(realpath "$venv")/bin:$(dirname "$(command -v "$python")"):$PATH" # for ninja
+  "${pip[@]}" install -q --no-index --no-build-isolation --no-deps -e .
+  say "ready"
+  exit 0
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 

@@ -95,6 +95,10 @@ VARIABLES: Mapping[str, Variable] = {
         "the NVRTC that the CUDA driver loads ([cuda.md](cuda.md))", "a file", "the one that cuda-bindings finds",
         "at discovery",
     ),
+    "TORCH_BACKPLANE_NVML_LIBRARY": Variable(
+        "the NVML (libnvidia-ml) that the CUDA driver loads ([cuda.md](cuda.md))", "a file",
+        "that of NVIDIA's driver", "when a sensor is read",
+    ),
     "TORCH_BACKPLANE_CUDA_OPTIONS": Variable(
         "more options of NVRTC ([cuda.md](cuda.md))", "such as `--generate-line-info`", "none", "at discovery"
     ),

@@ -1,4 +1,5 @@
-"""An emulated CUDA driver: libcuda and libnvrtc over host memory, so that CUDA programs run without a GPU.
+"""An emulated CUDA driver: libcuda and libnvrtc over host memory, and libnvidia-ml, so that CUDA programs run without a
+GPU.
 
 `load()` loads the libraries into this process; cuda-bindings then uses them. `environment()` returns the variables with
 which other programs do. As a command, this runs a program with these variables, or prints the libraries' folder:
@@ -17,7 +18,7 @@ Environment variables of the libraries:
     CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
     CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
-                                «(kernel)» is the execution of a kernel. Functions of NVRTC can fail, too.
+                                «(kernel)» is the execution of a kernel. Functions of NVRTC and NVML can fail, too.
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
@@ -56,7 +57,9 @@ _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overf
 
 @functools.cache
 def library_folder() -> Path:
-    """Return the folder of libcuda.so.1, libnvrtc.so.13 and libnvrtc.so.12. Compiles them if a source is new.
+    """Return the folder of libcuda.so.1, libnvrtc.so.13, libnvrtc.so.12 and libnvidia-ml.so.1.
+
+    Compiles them if a source is new.
 
     Raises:
         RuntimeError: the compiler has failed. The message is its output.
@@ -120,6 +123,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
             made[source.name] = str(Path(objects, source.name + ".o"))
             _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
         nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
+        _link(compiler, folder / "libnvidia-ml.so.1", [made.pop("nvml.cpp"), made["faults.cpp"]])
         _link(compiler, folder / "libcuda.so.1", list(made.values()))
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
@@ -143,7 +147,7 @@ def _prelude(folder: Path, language: CudaCpp) -> str:
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:
     # Only the API is exported: other libraries can have functions with the names of internal ones.
     exported = made.parent / "exported"
-    exported.write_text("{ global: cu*; nvrtc*; emulator_*; local: *; };", encoding="utf-8")
+    exported.write_text("{ global: cu*; nvrtc*; nvml*; emulator_*; local: *; };", encoding="utf-8")
     options = [
         f"-Wl,--version-script={exported}",
         "-shared",

@@ -175,6 +175,22 @@ BROKEN = {
         MINIMAL.replace("    def free", "    def create_stream(self, priority): return object()\n    def free"),
         "an asynchronous device also needs query_stream, synchronize_stream",
     ),
+    "an unknown sensor": (
+        MINIMAL.replace("    def free", "    sensors = ['fan']\n    def free"),
+        "MinimalDevice.sensors has 'fan'; known are temperature, power_draw,",
+    ),
+    "sensors that are one string": (
+        MINIMAL.replace("    def free", "    sensors = 'temperature'\n    def free"),
+        "sensors is 'temperature', and must be a sequence or set of names",
+    ),
+    "sensors without a method": (
+        MINIMAL.replace("    def free", "    sensors = ('temperature',)\n    def free"),
+        "MinimalDevice must have both sensors and read_sensor(), or neither",
+    ),
+    "a method without sensors": (
+        MINIMAL.replace("    def free", "    def read_sensor(self, name): return 1\n    def free"),
+        "MinimalDevice must have both sensors and read_sensor(), or neither",
+    ),
     "it uses bp during discovery": (
         MINIMAL.replace("return [MinimalDevice()]", "import torch; return [torch.empty(1, device='bp')]"),
         "used bp devices during discovery",

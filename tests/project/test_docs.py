@@ -328,8 +328,8 @@ FOLDERS = [
     for path in (top, *top.rglob("*"))
     if path.is_dir() and not SKIPPED & set(path.parts)
 ]
-# Files of PyTorch, the reader's program, and the folder that `make dist` makes.
-ELSEWHERE = {"test/test_torch.py", "test/", "script.py", "dist/", "output_code.py"}
+# Files of PyTorch, the reader's program, and the folders that `make dist`, `make gpu` and `make gpu-wheels` make.
+ELSEWHERE = {"test/test_torch.py", "test/", "script.py", "dist/", "build/gpu/", "wheels/", "output_code.py"}
 # A file name with a suffix, or a folder; not the end of a longer path, such as ~/.cache/pocl.
 FILE = r"(?<![\w/.~-])(?:[\w.*…-]+/)*(?:[\w*…-]+\.(?:py|cpp|c|h|md|sh|txt|toml)\b|(?<=/)$)"
 

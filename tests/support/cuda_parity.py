@@ -34,20 +34,21 @@ SAME = """
     AcceleratorError ComplexDoubleStorage ComplexFloatStorage Event ExternalStream MemPool OutOfMemoryError Stream
     StreamContext amp amp.GradScaler amp.amp_definitely_not_available amp.autocast amp.custom_bwd amp.custom_fwd
     caching_allocator_alloc caching_allocator_delete caching_allocator_disabled caching_allocator_enable
-    can_device_access_peer change_current_allocator current_device current_stream default_generators default_stream
-    device device_count device_memory_used device_of empty_cache
+    can_device_access_peer change_current_allocator clock_rate current_device current_stream default_generators
+    default_stream device device_count device_memory_used device_of empty_cache
     get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
     get_rng_state get_rng_state_all get_stream_from_external get_sync_debug_mode graph graph_pool_handle graphs
     host_memory_stats host_memory_stats_as_nested_dict init
     initial_seed ipc_collect is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
     make_graphed_callables manual_seed manual_seed_all
     max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
-    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary nvtx nvtx.mark nvtx.range
-    nvtx.range_end nvtx.range_pop nvtx.range_push nvtx.range_start random
+    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary memory_usage
+    nvtx nvtx.mark nvtx.range
+    nvtx.range_end nvtx.range_pop nvtx.range_push nvtx.range_start power_draw random
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
     set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams
-    synchronize tunable use_mem_pool
+    synchronize temperature tunable use_mem_pool utilization
 """.split()  # noqa: SIM905 - eighty quoted names would be harder to read
 SAME += """
     tunable.enable tunable.get_filename tunable.get_max_tuning_duration tunable.get_max_tuning_iterations
@@ -60,12 +61,7 @@ SAME += """
 SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
 REFUSED = {
-    "clock_rate": "drivers do not report it",
     "list_gpu_processes": "drivers see only their own process",
-    "memory_usage": "drivers do not report it",
-    "power_draw": "drivers do not report it",
-    "temperature": "drivers do not report it",
-    "utilization": "drivers do not report it",
 }
 
 TABLE = (

@@ -37,6 +37,7 @@ def environment() -> dict[str, str]:
     return {
         "TORCH_BACKPLANE_CUDA_LIBRARY": str(folder / "libcuda.so.1"),
         "TORCH_BACKPLANE_NVRTC_LIBRARY": str(folder / "libnvrtc.so.13"),
+        "TORCH_BACKPLANE_NVML_LIBRARY": str(folder / "libnvidia-ml.so.1"),
         "CUDA_EMULATOR_DEVICES": str(on_opencl.DEVICES),
         "TORCH_BACKPLANE_DRIVERS": "cuda",
         "TORCH_BACKPLANE_CACHE_DIR": str(folder / "cache"),  # kernels fit the version of the emulator

@@ -42,6 +42,7 @@ FILES = {
     "test_faults.py": _OWN,
     "test_graphs_on_host.py": "runs tests of opencl/ on host devices",
     "test_host_async.py": _OWN,
+    "test_gpu.py": _OWN,
     "test_image_layouts.py": _OWN,
     "test_kernel_launch.py": _OWN,
     "test_kernel_sanitizer.py": _OWN,

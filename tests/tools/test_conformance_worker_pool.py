@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import paths
 import pytest
@@ -61,6 +62,14 @@ def test_wrong_operator_fails_the_run(report: Report) -> None:
     assert result(report, "wrong_values").of_kind("values")
     assert not report.ok
     assert [entry.op for entry in report.results] == ["good_before", "aborts", "hangs", "wrong_values", "good_after"]
+
+
+def test_a_run_ends_after_its_minutes_and_counts_what_is_left_out() -> None:
+    began = time.monotonic()
+    found = run(Settings(database=DATABASE, match="^(good_before|hangs|good_after)$", minutes=0.3), jobs=1)
+    assert time.monotonic() - began < 90  # `hangs` takes 120 s
+    assert {entry.op for entry in found.results} <= {"good_before"}  # none, if the worker starts slowly
+    assert found.left_out == found.totals()["left_out"] == 3 - len(found.results)
 
 
 def test_driver_setting_reaches_the_workers() -> None:

@@ -64,7 +64,8 @@ class device_of(device):
         super().__init__(obj.get_device() if obj.device.type == "bp" else -1)
 
 
-def _checked(device: DeviceLike, name: str) -> int:
+def checked_index(device: DeviceLike, name: str) -> int:
+    """Return the index of an existing device. `name` is what the AssertionError for another one calls it."""
     _lazy_init()
     index = _get_device_index(device, optional=True)
     count = device_count()
@@ -87,7 +88,7 @@ def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
     Raises:
         AssertionError: there is no such device.
     """
-    return _C.device_properties(_checked(device, "device"))
+    return _C.device_properties(checked_index(device, "device"))
 
 
 def native_context(device: DeviceLike = None) -> int:
@@ -100,7 +101,7 @@ def native_context(device: DeviceLike = None) -> int:
         AssertionError: there is no such device.
         NotImplementedError: the device's driver provides no native context.
     """
-    index = _checked(device, "device")
+    index = checked_index(device, "device")
     context = getattr(drivers.device(index), "native_context", None)
     if context is None:
         driver = _C.device_properties(index).driver
@@ -125,7 +126,8 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     Raises:
         AssertionError: there is no such device.
     """
-    return _C.can_access_peer(_checked(device, "device"), _checked(_get_device_index(peer_device), "peer device"))
+    index = checked_index(device, "device")
+    return _C.can_access_peer(index, checked_index(_get_device_index(peer_device), "peer device"))
 
 
 SYNC_DEBUG_MODES = ("default", "warn", "error")

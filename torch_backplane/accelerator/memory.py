@@ -22,6 +22,7 @@ from torch_backplane.accelerator import pluggable
 from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
 from torch_backplane.accelerator.initialization import is_initialized
 from torch_backplane.accelerator.pluggable import PluggableAllocator
+from torch_backplane.accelerator.sensors import memory_usage, utilization
 
 __all__ = [
     "MemPool",
@@ -332,24 +333,6 @@ def list_gpu_processes(device: DeviceLike = None) -> str:
         NotImplementedError: always.
     """
     raise NotImplementedError("bp drivers do not report other processes; mem_get_info() reports the memory of all")
-
-
-def memory_usage(device: DeviceLike = None) -> int:
-    """Not supported: drivers do not report memory utilization.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError("bp drivers do not report memory utilization")
-
-
-def utilization(device: DeviceLike = None) -> int:
-    """Not supported: drivers do not report device utilization.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError("bp drivers do not report device utilization")
 
 
 def _set_allocator_settings(env: str) -> None:

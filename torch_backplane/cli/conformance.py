@@ -42,6 +42,7 @@ def conformance(
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the report; - is stdout.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = TIMEOUT,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop after this time; 0 means no limit.")] = 0,
     database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
     accuracy: Annotated[bool, typer.Option("--accuracy", help="Instead, measure rounding errors of sums.")] = False,
     elements: Annotated[int, typer.Option(min=100, help="With --accuracy: maximum number of summands.")] = 10**7,
@@ -74,6 +75,7 @@ def conformance(
             forms=forms,
             sizes=sizes,
             timeout=timeout,
+            minutes=minutes,
             cuda_dtypes=cuda_dtypes,
             driver=driver or None,
             target=target or None,
@@ -90,6 +92,7 @@ def conformance(
                 "--grad": grad,
                 "--samples": samples,
                 "--timeout": timeout != TIMEOUT,
+                "--minutes": minutes,
                 "--cuda-dtypes": cuda_dtypes,
                 "--jobs": accuracy and jobs,
             }
@@ -290,7 +293,7 @@ def _show_fallbacks(report: Report, console: Console) -> None:
 def _show_totals(report: Report, console: Console) -> None:
     totals = report.totals()
     environment = report.environment
-    judged = totals["passed"] + totals["failed"]
+    judged, left_out = totals["passed"] + totals["failed"], totals["left_out"]
     share = f" ({100 * totals['passed'] / judged:.2f} %)" if judged else ""
     name = environment["device_name"] or environment["device"]
     console.print(
@@ -299,7 +302,7 @@ def _show_totals(report: Report, console: Console) -> None:
     )
     console.print(
         f"  passed {totals['passed']} of {judged}{share} · failed {totals['failed']} · refused {totals['refused']} · "
-        f"nothing to compare {totals['empty']}"
+        f"nothing to compare {totals['empty']}" + f" · left out, as the time was over {left_out}" * bool(left_out)
     )
     console.print(
         f"  passed without fallbacks {totals['without_fallback']} · different layout {totals['layout']} · "

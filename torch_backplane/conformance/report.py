@@ -156,6 +156,7 @@ class Report:
     environment: dict[str, Any]  # versions, device name, date
     seconds: float
     results: list[EntryResult]
+    left_out: int = 0  # entries that were not checked, because the time was over
 
     def with_status(self, status: str) -> list[EntryResult]:
         return [result for result in self.results if result.status == status]
@@ -180,6 +181,7 @@ class Report:
         counts = Counter(result.status for result in self.results)
         return {
             "entries": len(self.results),
+            "left_out": self.left_out,
             **{status: counts[status] for status in ("passed", "failed", "refused", "empty")},
             "layout": sum(bool(result.of_kind("layout")) for result in self.results),
             "nearer": sum(bool(result.of_kind("nearer")) for result in self.results),

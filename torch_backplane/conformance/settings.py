@@ -18,6 +18,7 @@ class Settings:
         grad: also compare gradients, for differentiable operators and dtypes.
         samples: maximum number of sample inputs per operator and direction; 0 means all.
         timeout: seconds that one operator in one dtype may take before its worker is killed.
+        minutes: duration of the run, after which operators that were not checked are counted. 0 means no limit.
         database: the list of ``OpInfo``, as ``module:attribute``.
         forms: instead, check variants of the ATen calls that the operators make (forms.py).
         sizes: instead, call the operators with mismatched sizes (sizes.py).
@@ -34,6 +35,7 @@ class Settings:
     grad: bool = False
     samples: int = 0
     timeout: float = 120.0
+    minutes: float = 0.0
     database: str = OP_DB
     driver: str | None = None
     target: str | None = None
@@ -50,6 +52,8 @@ class Settings:
             raise ValueError(f"samples is {self.samples}: use a positive limit, or 0 for all")
         if self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout}: use a positive number of seconds")
+        if self.minutes < 0:
+            raise ValueError(f"minutes is {self.minutes}: use a positive number, or 0 for no limit")
         if self.sanitize and self.driver:
             raise ValueError(f"sanitize excludes driver {self.driver!r}: the kernel sanitizer brings its own device")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -146,6 +147,7 @@ class WorkerPool:
         self.settings = settings
         self.jobs = jobs
         self._closing = False
+        self._end = time.monotonic() + settings.minutes * 60 if settings.minutes else math.inf
         self._workers: list[WorkerProcess | None] = [WorkerProcess(settings) for _ in range(jobs)]
         self._first = self._workers[0]
 
@@ -163,6 +165,8 @@ class WorkerPool:
     def check(self, entries: Sequence[Entry], on_result: Callable[[EntryResult], None]) -> list[EntryResult]:
         """Check all entries and return the results in order of completion. Each is also passed to ``on_result``.
 
+        When the minutes of the settings are over, the remaining entries have no result.
+
         Raises:
             ConformanceError: a worker could not be started.
         """
@@ -176,7 +180,11 @@ class WorkerPool:
             threading.Thread(target=self._serve, args=(slot, waiting, done), daemon=True).start()
         results: list[EntryResult] = []
         while len(results) < len(entries):
-            result = done.get()
+            left = self._end - time.monotonic()
+            try:
+                result = done.get(timeout=None if math.isinf(left) else max(0.0, left))
+            except queue.Empty:
+                break
             if isinstance(result, Exception):
                 raise result
             results.append(result)
@@ -244,4 +252,5 @@ def run(
         results = pool.check(entries, on_result)
         order = {entry: place for place, entry in enumerate(entries)}
         results.sort(key=lambda result: order[result.op, result.dtype])
-        return Report(asdict(settings), pool.environment, time.monotonic() - begin, results)
+        left_out = len(entries) - len(results)
+        return Report(asdict(settings), pool.environment, time.monotonic() - begin, results, left_out)

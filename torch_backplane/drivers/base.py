@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,6 +44,16 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 
 FLOAT64_DTYPES = (torch.float64, torch.complex128)  # for devices without float64
 
+
+# Sensors that a device can have, and what they read. The function of torch.bp with the name of a sensor returns it.
+SENSORS = {
+    "temperature": "degrees Celsius",
+    "power_draw": "milliwatts",
+    "clock_rate": "megahertz, of the compute units",
+    "utilization": "percent of the time in which kernels ran",
+    "memory_usage": "percent of the time in which device memory was read or written",
+    "device_memory_used": "bytes, of all processes",
+}
 
 # Kinds of hardware, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")
@@ -72,7 +82,7 @@ class DeviceError(RuntimeError):
         message: the error text of the hardware or its API.
         code: the error code of the hardware or its API.
         lost: True if the device cannot be used again in this process: it was unplugged or reset, or a fault destroyed
-            its context. The runtime then calls no method of this device any more, not even to release resources, and
+            its context. The runtime then calls no method but read_sensor() any more, not even to release resources, and
             each use of the device raises this error again.
     """
 
@@ -247,6 +257,9 @@ class Device(ABC):
 
     # Optional. The native context handle, which torch.bp.native_context() returns (OpenCL: the cl_context).
     native_context: int | None = None
+
+    # Optional; requires read_sensor(). The keys of SENSORS that the device reports.
+    sensors: Collection[str] = ()
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -649,6 +662,22 @@ class Device(ABC):
     def sleep(self, milliseconds: float, stream: Any) -> None:
         """Keep the stream busy for about `milliseconds`, in stream order. Optional, for tests."""
         raise NotImplementedError(f"{self.properties.name} cannot keep a stream busy for a given time")
+
+    # --- sensors -----------------------------------------------------------------------------------------------------
+
+    def read_sensor(self, name: str) -> int:
+        """Return the reading of a sensor in the unit of SENSORS. Required with `sensors`.
+
+        Also called after the device was lost.
+
+        Args:
+            name: one of `sensors`.
+
+        Raises:
+            NotImplementedError: this hardware does not have the sensor.
+            Exception: the sensor cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sensors")
 
 
 # Methods that a device with a native launcher must override.

@@ -24,6 +24,7 @@ from torch_backplane.drivers.base import (
     NATIVE_METHODS,
     PINNING_METHODS,
     RESERVING_METHODS,
+    SENSORS,
     Device,
     DeviceProperties,
     NativeDevice,
@@ -53,6 +54,7 @@ def checked_properties(driver: str, device: Any) -> Any:
     if isinstance(device, Device):
         check_kernels(device, dialect)
         check_libraries(device)
+        check_sensors(device)
         check_methods(device, properties)
     return _C.DeviceProperties(
         driver=driver,
@@ -223,6 +225,22 @@ def check_libraries(device: Device) -> None:
             check_routine(f"the {family} routine of {owner}", routine)
             if not FAMILIES[family].memory:
                 warnings.warn(f"torch_backplane: no planner calls the {family} routine of {owner} yet", stacklevel=2)
+
+
+def check_sensors(device: Device) -> None:
+    """Check the sensors of a device.
+
+    Raises:
+        TypeError, ValueError: one is unknown, or cannot be read.
+    """
+    cls, sensors = type(device), device.sensors
+    if not isinstance(sensors, (list, tuple, set, frozenset)):
+        raise TypeError(f"{cls.__name__}.sensors is {sensors!r}, and must be a sequence or set of names")
+    for name in sensors:
+        if name not in SENSORS:
+            raise ValueError(f"{cls.__name__}.sensors has {name!r}; known are {', '.join(SENSORS)}")
+    if bool(sensors) != (cls.read_sensor is not Device.read_sensor):
+        raise TypeError(f"{cls.__name__} must have both sensors and read_sensor(), or neither")
 
 
 def check_routine(owner: str, routine: Any) -> None:

@@ -14,13 +14,15 @@ import re
 import struct
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cuda.bindings import driver as cuda
 
 from torch_backplane import _C
 from torch_backplane.drivers.base import Device, DeviceError, DeviceProperties, KernelResources, NativeLauncher
+from torch_backplane.drivers.cuda import sensors
 from torch_backplane.drivers.cuda.compiler import Compiler
 from torch_backplane.drivers.cuda.errors import (
     ALREADY_ACCESSIBLE,
@@ -37,6 +39,7 @@ from torch_backplane.kernels.dialects.cuda_cpp import CudaCpp
 DLPACK_CUDA = 2  # kDLCUDA
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY, CUDA's default stream
 LEAST_ADDRESS = 1 << 16  # no memory is mapped below it
+MOST_NAME_BYTES = 256
 RANGE_UNIT = 2 << 20  # bytes: the parts of an address range are multiples of it
 
 _ATTRIBUTE = cuda.CUdevice_attribute
@@ -114,6 +117,7 @@ class CUDADevice(Device):
         self.index = index
         self.handle = checked(cuda.cuDeviceGet, index)
         self.properties = self._describe(software)
+        self._bus = _string(cuda.cuDeviceGetPCIBusId, MOST_NAME_BYTES, self.handle)
         assert self.properties.target is not None
         self._compiler = Compiler(self.properties.capability, CudaCpp(self.properties.target).compile_options)
         launcher = _C.cuda_launcher(dict(functions), index, int(self.handle))
@@ -130,7 +134,7 @@ class CUDADevice(Device):
             self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         return DeviceProperties(
-            name=checked(cuda.cuDeviceGetName, 256, self.handle).partition(b"\0")[0].decode(),
+            name=_string(cuda.cuDeviceGetName, MOST_NAME_BYTES, self.handle),
             total_memory=checked(cuda.cuDeviceTotalMem, self.handle),
             address_space="device",
             dlpack_device=(DLPACK_CUDA, self.index),
@@ -400,6 +404,13 @@ class CUDADevice(Device):
         if status != 0:
             raise error("cuLaunchHostFunc", status)
 
+    # --- sensors -----------------------------------------------------------------------------------------------------
+
+    sensors = tuple(sensors.READERS)
+
+    def read_sensor(self, name: str) -> int:
+        return sensors.read(name, self._bus)
+
 
 class PinnedMemory:
     """Host memory that is page-locked for all devices, with the number of devices that have asked for it."""
@@ -439,6 +450,11 @@ class PinnedMemory:
 
 
 _pinned = PinnedMemory()
+
+
+def _string(function: Callable[..., Any], *arguments: Any) -> str:
+    """Call a function of cuda-bindings that returns a zero-terminated string."""
+    return checked(function, *arguments).partition(b"\0")[0].decode()
 
 
 def architecture_of(binary: bytes) -> str:

@@ -1,9 +1,10 @@
-"""Loads libcuda and NVRTC. Imports nothing of CUDA.
+"""Loads libcuda, NVRTC and NVML. Imports nothing of CUDA.
 
 TORCH_BACKPLANE_CUDA_LIBRARY    the file of libcuda, for example that of an emulator
 TORCH_BACKPLANE_NVRTC_LIBRARY   the file of NVRTC
+TORCH_BACKPLANE_NVML_LIBRARY    the file of NVML (libnvidia-ml)
 
-cuda-bindings uses a library that is already loaded, so both are loaded here before cuda-bindings is imported.
+cuda-bindings uses a library that is already loaded, so they are loaded here before it needs them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 
 CUDA_VARIABLE = "TORCH_BACKPLANE_CUDA_LIBRARY"
 NVRTC_VARIABLE = "TORCH_BACKPLANE_NVRTC_LIBRARY"
+NVML_VARIABLE = "TORCH_BACKPLANE_NVML_LIBRARY"
 
 _SYSTEM_CUDA = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -38,7 +40,20 @@ def load_chosen_nvrtc() -> None:
     Raises:
         OSError: the file cannot be loaded.
     """
-    chosen = os.environ.get(NVRTC_VARIABLE, "").strip()
+    _load_chosen(NVRTC_VARIABLE)
+
+
+def load_chosen_nvml() -> None:
+    """Load the NVML of TORCH_BACKPLANE_NVML_LIBRARY. Without the variable, cuda-bindings finds that of NVIDIA's driver.
+
+    Raises:
+        OSError: the file cannot be loaded.
+    """
+    _load_chosen(NVML_VARIABLE)
+
+
+def _load_chosen(variable: str) -> None:
+    chosen = os.environ.get(variable, "").strip()
     if chosen:
         ctypes.CDLL(chosen)
 
