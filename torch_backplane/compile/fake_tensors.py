@@ -13,9 +13,10 @@ from torch._prims_common import suggest_memory_format
 
 def install(fake_impls: ModuleType) -> None:
     """Gives fake convolutions on bp the layouts of the real ones."""
-    aten = torch.ops.aten
+    aten, implementations = torch.ops.aten, fake_impls.op_implementations_dict
     for op in (aten.convolution.default, aten._convolution.default, aten.convolution_backward.default):
-        fake_impls.op_implementations_dict[op] = _with_layout(fake_impls.op_implementations_dict[op])
+        if op in implementations:  # torch 2.11 has none of _convolution
+            implementations[op] = _with_layout(implementations[op])
 
 
 def _with_layout(fake: Callable[..., Any]) -> Callable[..., Any]:
