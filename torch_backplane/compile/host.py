@@ -183,10 +183,18 @@ class CpuGraph(OutputCode):
     def __init__(self, compiled: Callable[[list[Any]], Any], device: torch.device, on_bp: Sequence[bool]) -> None:
         self._boxed_call = True
         self._compiled, self._device, self._on_bp = compiled, device, on_bp
-        self._fx_graph_cache_key = None  # AOTAutograd's cache would restore the graph without this object
         self._calls = threading.local()
         self._number = next(_numbers)
         _graphs[self._number] = self
+
+    @property
+    def _fx_graph_cache_key(self) -> str:  # type: ignore[override]
+        """Missing, so that AOTAutograd's cache, which would restore the graph without this object, leaves it out.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError("graphs on host devices are not cached")
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         tensors = [one for one in inputs if _is_on_bp(one)]
