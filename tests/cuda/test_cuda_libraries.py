@@ -162,6 +162,15 @@ for dtype in (torch.complex64, torch.complex128):
         close(lambda x: torch.fft.rfftn(x.real, dim=dim).contiguous(), x)
         close(lambda x: torch.fft.irfftn(x, dim=dim).contiguous(), x)
     assert called("cuFFT fft", partial(torch.fft.irfftn, dim=(0, 1, 2)), x)
+    real = torch.randn(100, dtype=x.real.dtype)  # cuFFT needs operands and results that are aligned as complex numbers
+    close(lambda real: torch.fft.rfft(real[3:63].view(3, 20)), real)
+
+    def to_unaligned(real):
+        out = real.clone()
+        torch.fft.irfft(torch.view_as_complex(real[:66].view(3, 11, 2)), 20, out=out[3:63].view(3, 20))
+        return out
+
+    close(to_unaligned, real)
     close(lambda x: torch.fft.fft(x.flatten()[3:63].view(3, 20)), x)
     assert torch.fft.fft(x[:0].to("bp")).shape == (0, 6, 10)
     close(torch.fft.fft, x[:, :, :1])

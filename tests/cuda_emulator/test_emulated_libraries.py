@@ -14,7 +14,7 @@ import pytest
 FLOAT, COMPLEX = 0, 4  # cudaDataType
 COMPUTE_FLOAT = 68
 NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, NOT_SUPPORTED = 1, 7, 13, 15  # cublasStatus_t
-INVALID_PLAN, INVALID_TYPE_OR_VALUE, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 11, 13  # cufftResult
+INVALID_PLAN, INVALID_ARGUMENT, UNALIGNED_DATA, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 9, 11, 13  # cufftResult
 
 Call = Callable[..., int]
 
@@ -127,9 +127,10 @@ def test_transforms_check_their_arguments(cufft: Call, second: int) -> None:
     memory = api.allocate(4096)
     host = ctypes.create_string_buffer(4096)
     assert cufft("cufftSetWorkArea", plan, memory + 1024) == 0
-    assert cufft("cufftXtExec", plan, ctypes.addressof(host), memory, 1) == INVALID_TYPE_OR_VALUE
-    assert cufft("cufftXtExec", plan, memory, memory + 4096 - 8, 1) == INVALID_TYPE_OR_VALUE
-    assert cufft("cufftXtExec", plan, memory, memory + 512, 2) == INVALID_TYPE_OR_VALUE
+    assert cufft("cufftXtExec", plan, ctypes.addressof(host), memory, 1) == INVALID_ARGUMENT
+    assert cufft("cufftXtExec", plan, memory, memory + 4096 - 8, 1) == INVALID_ARGUMENT
+    assert cufft("cufftXtExec", plan, memory, memory + 516, 1) == UNALIGNED_DATA
+    assert cufft("cufftXtExec", plan, memory, memory + 512, 2) == INVALID_ARGUMENT
     assert cufft("cufftXtExec", plan + 1000, memory, memory + 512, 1) == INVALID_PLAN
     api.call("cuCtxSetCurrent", second)
     assert cufft("cufftXtExec", plan, memory, memory + 512, 1) == INVALID_DEVICE

@@ -16,6 +16,7 @@ enum Result : int {
   kInvalidValue = 4,
   kExecFailed = 6,
   kInvalidSize = 8,
+  kUnalignedData = 9,
   kInvalidDevice = 11,
   kNoWorkspace = 13,
   kNotImplemented = 14,
@@ -259,6 +260,9 @@ API cufftXtExec(int number, char* in, char* out, int direction) {
   REQUIRE(is_device_memory(plan->workspace, plan->workspace_bytes()), kNoWorkspace);
   REQUIRE(is_device_memory(in, plan->in_bytes()) && is_device_memory(out, plan->out_bytes()), kInvalidValue);
   REQUIRE(direction == -1 || direction == 1, kInvalidValue);
+  const size_t complex_bytes = 2 * (plan->is_double ? sizeof(double) : sizeof(float));
+  const auto is_aligned = [complex_bytes](void* at) { return reinterpret_cast<uintptr_t>(at) % complex_bytes == 0; };
+  REQUIRE(is_aligned(in) && is_aligned(out), kUnalignedData);
   const bool is_real = plan->reads_real || plan->writes_real; // then the direction does not count
   const int sign = !is_real ? direction : plan->reads_real ? -1 : 1;
   const auto work = [plan, in, out, workspace = plan->workspace, sign] { execute(*plan, in, out, workspace, sign); };
