@@ -137,6 +137,9 @@ void bind_drivers(py::module_& module) {
       "cublas_products", &cuda::cublas_products, py::arg("functions"), py::arg("index"),
       "Return the addresses of the matmul routines for a CUDA device, by dtype name, from those of cuBLAS's "
       "functions.");
+  module.def(
+      "cublas_prepare", &cuda::cublas_prepare, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
+      "Make cuBLAS ready for a CUDA device, and return a status of the routine.");
   module.def("cufft_functions", &cuda::cufft_functions, "Return the names of the functions of cuFFT that are used.");
   module.def(
       "cufft_transforms", &cuda::cufft_transforms, py::arg("functions"), py::arg("index"),

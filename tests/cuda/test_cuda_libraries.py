@@ -309,8 +309,28 @@ print(*(one.message for one in caught), sep="\\n")
 print(called({uses!r}, function, *given))
 """
     warning, used = run(PREAMBLE + code, CUDA_EMULATOR_FAULTS=fault).splitlines()
-    assert "no longer use the driver's library, which failed: bp:0 (Emulated CUDA device 0) failed while" in warning
+    assert "no longer use the driver's library, which failed: " in warning
     assert says in warning
+    assert used == "False"
+
+
+def test_a_library_that_cannot_be_used_is_replaced_in_the_first_call(run: Run) -> None:
+    """Although the call waits for the build of the kernel that makes its operands, and so has no status yet."""
+    code = """
+a = torch.full((4, 4), 2.0, device="bp").sin_()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = (a @ a).cpu()
+torch.testing.assert_close(found, a.cpu() @ a.cpu())
+print(*(one.message for one in caught), sep="\\n")
+bp.blas_workspace_size(1 << 30)
+print(called("cuBLAS matmul", torch.mm, a.double().cpu(), a.double().cpu()))
+"""
+    faults = "cublasCreate:1:1,cublasCreate:1:1"  # also when the workspace is compared with the limit
+    warning, used = run(
+        PREAMBLE + code, CUDA_EMULATOR_FAULTS=faults, TORCH_BACKPLANE_CACHE_DIR="", TORCH_BACKPLANE_WORKSPACE="64MiB"
+    ).splitlines()
+    assert "which failed: cuBLAS matmul answered 1, which is: CUBLAS_STATUS_NOT_INITIALIZED" in warning
     assert used == "False"
 
 

@@ -217,7 +217,7 @@ assert calls() == [0, 1]
 
 
 def test_numbers_are_those_that_the_dtype_is_computed_in(run: Run) -> None:
-    """float32 for half precision; real and imaginary part for complex numbers. Not those of a plan, but of each call."""
+    """float32 for half precision; real and imaginary part for complex numbers. Replays have their own."""
     run("""
 import ctypes
 from c_argument import CArgument

@@ -91,7 +91,8 @@ class Routine:
     # Returns None if the routine accepts the call, else the reason as a predicate, such as "takes up to 1024 rows".
     # Without a guard, the routine accepts all calls.
     guard: Callable[..., str | None] | None = None
-    # Returns the bytes of device memory that the routine needs in addition to its operands.
+    # Returns the bytes of device memory that the routine needs in addition to its operands. Can raise
+    # torch.AcceleratorError if the library does not work: it then counts as failed.
     workspace: Callable[..., int] | None = None
     # Returns the cost of the call relative to generated kernels, which cost 100: 50 is twice as fast. Without it, or if
     # it returns None: 50 on GPUs, 101 on processors.

@@ -46,9 +46,12 @@ class LibraryCall:
         return reason
 
     def workspace(self) -> int:
-        """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call."""
+        """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call, or if it fails."""
         for _, routine in self._takers():
-            return self._query(routine.workspace) or 0
+            try:
+                return self._query(routine.workspace) or 0
+            except torch.AcceleratorError:  # `run` reports it
+                return 0
         return 0
 
     def cost(self) -> int | None:

@@ -177,4 +177,15 @@ std::map<std::string, uintptr_t> cublas_products(const std::map<std::string, uin
   return found;
 }
 
+int cublas_prepare(size_t index) {
+  return call_in_context(index, [index] {
+    void* handle = nullptr;
+    const int status = handles()[index].take(&handle);
+    if (status == 0) {
+      handles()[index].give_back(handle);
+    }
+    return status;
+  });
+}
+
 } // namespace backplane::cuda

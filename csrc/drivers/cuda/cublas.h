@@ -18,4 +18,7 @@ std::vector<std::string> cublas_functions();
 // Throws ValueError if a function is missing.
 std::map<std::string, uintptr_t> cublas_products(const std::map<std::string, uintptr_t>& functions, size_t index);
 
+// Makes cuBLAS ready for a device of cublas_products(), if it is not. Returns the status of a routine.
+int cublas_prepare(size_t index);
+
 } // namespace backplane::cuda

@@ -61,15 +61,14 @@ class Plan {
  public:
   int workspace(const Shape& shape, size_t* bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    failed_ = build(shape);
+    const int status = build(shape);
     *bytes = workspace_;
-    return failed_;
+    return status;
   }
 
   int transform(const Shape& shape, void* queue, const CArgument* arguments, int direction) {
     const std::lock_guard<std::mutex> guard(mutex_); // stream and workspace are set for each call
-    int status = std::exchange(failed_, 0); // without a plan, the caller did not know the workspace
-    status = status != 0 ? status : build(shape);
+    int status = build(shape);
     if (status == 0 && *static_cast<const int64_t*>(arguments[9].data) < static_cast<int64_t>(workspace_)) {
       status = kNoWorkspace;
     }
@@ -145,7 +144,6 @@ class Plan {
   int plan_ = 0;
   bool is_built_ = false;
   size_t workspace_ = 0; // bytes
-  int failed_ = 0; // the status of the last workspace(), for the transform that follows it
   std::vector<std::pair<void*, void*>> uses_; // queues, each with the event after the last use
 };
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.cuda.libraries.loading import Product, meaning
+from torch_backplane.drivers.cuda.libraries.loading import Product, check, meaning
 from torch_backplane.drivers.libraries import Library, Routine
 
 PRODUCT = Product(
@@ -53,5 +53,11 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
     if capability < (8, 0):
         del found[torch.bfloat16]  # needs an Ampere GPU
     nbytes = WORKSPACE if capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
-    routine = Routine(addresses=found, workspace=lambda dtype, **integers: nbytes)
-    return Library(name=PRODUCT.name, routines={"matmul": routine}, explain=partial(meaning, _STATUSES, "cublas_api.h"))
+    explain = partial(meaning, _STATUSES, "cublas_api.h")
+
+    def workspace(dtype: torch.dtype, **integers: int) -> int:
+        check(f"{PRODUCT.name} matmul", _C.cublas_prepare(index), explain)
+        return nbytes
+
+    routine = Routine(addresses=found, workspace=workspace)
+    return Library(name=PRODUCT.name, routines={"matmul": routine}, explain=explain)

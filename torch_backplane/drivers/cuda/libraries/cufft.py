@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.cuda.libraries.loading import Product, meaning
+from torch_backplane.drivers.cuda.libraries.loading import Product, check, meaning
 from torch_backplane.drivers.libraries import Library, Routine
 
 PRODUCT = Product(
@@ -39,6 +39,8 @@ _STATUSES = {
     18: "CUFFT_NVRTC_FAILURE: a kernel could not be compiled",
     19: "CUFFT_NVJITLINK_FAILURE: a kernel could not be linked",
 }
+
+_explain = partial(meaning, _STATUSES, "cufft.h")
 
 
 class Plans:
@@ -71,11 +73,12 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
     """
     found = {getattr(torch, name): address for name, address in _C.cufft_transforms(dict(functions), index).items()}
     routine = Routine(addresses=found, workspace=partial(_workspace, index), cache=Plans(index))
-    return Library(name=PRODUCT.name, routines={"fft": routine}, explain=partial(meaning, _STATUSES, "cufft.h"))
+    return Library(name=PRODUCT.name, routines={"fft": routine}, explain=_explain)
 
 
 def _workspace(index: int, dtype: torch.dtype, **integers: int) -> int:
     """Bytes of the workspace. Only a plan of cuFFT tells, so the runtime has a plan for each size, too."""
     kind, batch, *sizes = (int(integers[name]) for name in ("kind", "batch", "outer", "middle", "inner"))
     status, nbytes = _C.cufft_workspace(index, str(dtype).removeprefix("torch."), kind, batch, sizes)
-    return nbytes if status == 0 else 0  # the routine returns the status, too
+    check(f"{PRODUCT.name} fft", status, _explain)
+    return nbytes

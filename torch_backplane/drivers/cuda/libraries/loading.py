@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 from torch_backplane.drivers.base import Finding
 from torch_backplane.drivers.cuda import library
@@ -102,6 +104,19 @@ def meaning(statuses: Mapping[int, str], header: str, status: int) -> str:
 
         return describe(-status)
     return statuses.get(status, f"see {header}")
+
+
+def check(routine: str, status: int, explain: Callable[[int], str]) -> None:
+    """Check the status of a call that prepares a routine: made while a planner runs, it can still choose another one.
+
+    Does nothing for negative statuses, after which the routine itself fails: the runtime then asks whether the device
+    is lost.
+
+    Raises:
+        torch.AcceleratorError: the library failed.
+    """
+    if status > 0:
+        raise torch.AcceleratorError(f"{routine} answered {status}, which is: {explain(status)}")
 
 
 class _Absent(Exception):
