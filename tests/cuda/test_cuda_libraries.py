@@ -407,8 +407,13 @@ for blas, fft, cuda in (("13", "12", (12, 4)), ("12", "11", (12, 4)), ("12", "11
     print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in loaded.findings), loaded.versions, sep=";")
 os.environ["TORCH_BACKPLANE_CUFFT_LIBRARY"] = str(folder / "libcublas.so.13")
 print(load(cufft.PRODUCT, (13, 0)).finding.found)
+del os.environ["TORCH_BACKPLANE_CUBLAS_LIBRARY"]
+import types
+from cuda import pathfinder
+pathfinder.load_nvidia_dynamic_lib = lambda name: types.SimpleNamespace(abs_path=str(folder / f"lib{name}.so.13"))
+print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
 """
-    newer, same, older, other = run(code).splitlines()
+    newer, same, older, other, both = run(code).splitlines()
     of = "is not used: it is for CUDA 13, and NVIDIA's driver supports CUDA 12"
     assert newer == (
         f"False cuBLAS version 13.0 {of}|pip install nvidia-cublas-cu12;"
@@ -416,6 +421,7 @@ print(load(cufft.PRODUCT, (13, 0)).finding.found)
     )
     assert same == older == "True cuBLAS version 12.0|;True cuFFT version 11.0|;('cuBLAS 12.0', 'cuFFT 11.0')"
     assert other.startswith("is not used: it has no function cufftCreate, ")
+    assert both == "pip uninstall nvidia-cublas; pip install nvidia-cublas-cu12"
 
 
 @pytest.mark.parametrize("product", [cublas.PRODUCT, cufft.PRODUCT], ids=lambda one: one.name)

@@ -44,7 +44,7 @@ CublasApi cublas;
 
 struct MatrixType {
   const char* name; // PyTorch's
-  int type; // cudaMatrixType
+  int type; // cudaDataType
   int compute; // also the type of alpha and beta
   int parts; // of alpha and beta: 2 for complex numbers
 };

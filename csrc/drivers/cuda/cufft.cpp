@@ -43,7 +43,7 @@ CufftApi cufft;
 
 struct Precision {
   const char* name; // PyTorch's
-  int real, complex; // cudaPrecision
+  int real, complex; // cudaDataType
 };
 constexpr std::array<Precision, 2> kPrecisions{{{"float32", 0, 4}, {"float64", 1, 5}}};
 
@@ -74,8 +74,12 @@ class Plan {
     }
     status = status != 0 ? status : cufft.cufftSetStream(plan_, queue);
     status = status != 0 ? status : cufft.cufftSetWorkArea(plan_, arguments[8].memory);
-    status = status != 0 ? status : cufft.cufftXtExec(plan_, arguments[1].memory, arguments[0].memory, direction);
-    return status != 0 ? status : note_use(queue);
+    if (status != 0) {
+      return status;
+    }
+    status = cufft.cufftXtExec(plan_, arguments[1].memory, arguments[0].memory, direction);
+    const int noted = note_use(queue); // also after a failure: part of the work can be pending
+    return status != 0 ? status : noted;
   }
 
   // Destroys cuFFT's plan and returns true, unless the device still uses it.

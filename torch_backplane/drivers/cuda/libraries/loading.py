@@ -87,7 +87,9 @@ def load(product: Product, cuda_version: tuple[int, int]) -> Found:
     if made_for is None or made_for > cuda_version[0]:
         of = "an unknown version of CUDA" if made_for is None else f"CUDA {made_for}"
         found = f"version {name} is not used: it is for {of}, and NVIDIA's driver supports CUDA {cuda_version[0]}"
-        return Found(Finding(product.name, False, found, install))
+        # cuda-pathfinder prefers the package for later versions
+        remedy = install if chosen or made_for is None else f"pip uninstall {product.package}; {install}"
+        return Found(Finding(product.name, False, found, remedy))
     return Found(Finding(product.name, True, f"version {name}"), functions, f"{product.name} {name}")
 
 
