@@ -27,6 +27,8 @@ pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile --max
 # By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
 quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
+# The tests that `make test-cuda-emulated` repeats with cuBLAS and cuFFT. Without them, tests use generated kernels.
+with_cuda_libraries := $(patsubst %,tests/opencl/test_%.py,amp backends graphed_training library_products products spectral_ops)
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)" $(1)
@@ -102,6 +104,9 @@ test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
 	$(pytest) tests/cuda $(ARGS)
 	$(pytest) --on cuda $(quick) $(ARGS)
+	folder=$$($(python) tests/cuda_emulator/emulator.py) && \
+	TORCH_BACKPLANE_CUBLAS_LIBRARY=$$folder/libcublas.so.13 TORCH_BACKPLANE_CUFFT_LIBRARY=$$folder/libcufft.so.12 \
+		$(pytest) --on cuda $(quick) $(with_cuda_libraries) $(ARGS)
 
 # Mesa takes long to build kernels.
 test-intel test-rusticl: test-%: $(ready) ## tests on Intel's or Mesa's OpenCL (half an hour each)

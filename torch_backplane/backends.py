@@ -75,8 +75,8 @@ def preferred_blas_library(backend: str | None = None) -> str:
 
             - "default": the library with the least expected cost.
             - "host": PyTorch's CPU library, on devices whose memory the host can access.
-            - "driver": a library that the device's driver provides, such as CLBlast on OpenCL. If no driver provides
-              one, a warning is given.
+            - "driver": a library that the device's driver provides: CLBlast on OpenCL, cuBLAS on CUDA. If no driver
+              provides one, a warning is given.
             - "generated": Backplane's kernels.
 
     Returns:
@@ -86,7 +86,7 @@ def preferred_blas_library(backend: str | None = None) -> str:
         ValueError: `backend` is none of these.
     """
     if backend is not None:
-        _prefer("products", backend, "matmul", "CLBlast", "apt-get install libclblast1")
+        _prefer("products", backend, "matmul")
     return preferences.preferred("products")
 
 
@@ -116,7 +116,8 @@ def preferred_fft_library(backend: str | None = None) -> str:
     """Return the preferred library for Fourier transforms, or set it.
 
     Args:
-        backend: as for `preferred_blas_library`. The driver's library on OpenCL is VkFFT, if pyvkfft is installed.
+        backend: as for `preferred_blas_library`. The driver's library is VkFFT on OpenCL, if pyvkfft is installed, and
+            cuFFT on CUDA.
 
     Returns:
         The preferred library.
@@ -125,18 +126,25 @@ def preferred_fft_library(backend: str | None = None) -> str:
         ValueError: `backend` is not a library for Fourier transforms.
     """
     if backend is not None:
-        _prefer("transforms", backend, "fft", "VkFFT", "pip install pyvkfft")
+        _prefer("transforms", backend, "fft")
     return preferences.preferred("transforms")
 
 
-def _prefer(candidates: str, backend: str, family: str, opencls: str, install: str) -> None:
+# How to install the libraries of Backplane's drivers, by family.
+_INSTALL = {
+    "matmul": "CLBlast for OpenCL (apt-get install libclblast1) or cuBLAS for CUDA (pip install nvidia-cublas)",
+    "fft": "VkFFT for OpenCL (pip install pyvkfft) or cuFFT for CUDA (pip install nvidia-cufft)",
+}
+
+
+def _prefer(candidates: str, backend: str, family: str) -> None:
     """Prefers a library. Warns if it is "driver" and no device's driver has one for this family."""
     preferences.prefer(candidates, backend)
     devices = map(drivers.device, range(torch.accelerator.device_count()))
     if backend == "driver" and not any(True for one in devices for _ in routines_of(one, family)):
         warnings.warn(
-            f"no driver provides a library for {FAMILIES[family].computes}, so other libraries compute them; "
-            f"to install {opencls} for OpenCL: {install}",
+            f"no driver provides a library for {FAMILIES[family].computes}, so other libraries compute them; install "
+            f"{_INSTALL[family]}",
             stacklevel=3,
         )
 
@@ -228,12 +236,14 @@ class _Products:
         allow_fp16_reduced_precision_reduction, allow_bf16_reduced_precision_reduction: whether kernels that divide a
             sum among groups can round the partial sums to float16 or bfloat16. Unlike in CUDA, the default is False:
             partial sums are kept in float32 together with their rounding errors. Can also be set to a pair of bools,
-            (allow_reduced_precision, allow_splitk); the second says whether sums can be divided.
+            (allow_reduced_precision, allow_splitk); the second says whether sums can be divided. If not, libraries
+            of drivers are not used, as they can divide sums. cuBLAS does not round partial sums, whatever the setting.
         allow_fp16_reduced_precision_reduction_split_k, allow_bf16_reduced_precision_reduction_split_k: whether sums can
             be divided. Read-only.
         fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Setting another value gives a
-            warning and has no effect, as kernels compute float32 products in float32, and accumulate all others in
-            float32. For products that the host computes, use torch.backends.mkldnn.matmul.fp32_precision.
+            warning and has no effect, as kernels and cuBLAS compute float32 products in float32, and accumulate those
+            of float16 and bfloat16 in float32. For products that the host computes, use
+            torch.backends.mkldnn.matmul.fp32_precision.
     """
 
     __slots__ = ()

@@ -99,6 +99,14 @@ VARIABLES: Mapping[str, Variable] = {
         "the NVML (libnvidia-ml) that the CUDA driver loads ([cuda.md](cuda.md))", "a file",
         "that of NVIDIA's driver", "when a sensor is read",
     ),
+    "TORCH_BACKPLANE_CUBLAS_LIBRARY": Variable(
+        "the cuBLAS that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuBLAS",
+        "the one that cuda-pathfinder finds", "at discovery",
+    ),
+    "TORCH_BACKPLANE_CUFFT_LIBRARY": Variable(
+        "the cuFFT that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuFFT",
+        "the one that cuda-pathfinder finds", "at discovery",
+    ),
     "TORCH_BACKPLANE_CUDA_OPTIONS": Variable(
         "more options of NVRTC ([cuda.md](cuda.md))", "such as `--generate-line-info`", "none", "at discovery"
     ),

@@ -471,9 +471,22 @@ class DriverDevice final : public Device {
       }
       if (C10_UNLIKELY(status != 0)) {
         stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work can be pending
+        throw_if_lost(stream); // the library's status does not tell
         driver_.errors().fail(doing(), function.name(), status, function.explain(status));
       }
     });
+  }
+
+  // Asks the driver whether the device is lost.
+  void throw_if_lost(DriverStream& stream) {
+    try {
+      driver_.ask("querying a stream", [&] {
+        driver_.attr("launched_natively")(py::handle(stream.object));
+        driver_.attr("query_stream")(py::handle(stream.object));
+      });
+    } catch (const c10::Error&) { // of the query; the caller reports another one
+      driver_.errors().check();
+    }
   }
 
   void execute(const HostCallback& callback, DriverStream& stream) {

@@ -11,7 +11,9 @@
 #include "devices/discovery.h"
 #include "devices/faulty_device.h"
 #include "devices/shutdown.h"
+#include "drivers/cuda/cublas.h"
 #include "drivers/cuda/cuda_launcher.h"
+#include "drivers/cuda/cufft.h"
 #include "drivers/driver_device.h"
 #include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
@@ -93,6 +95,7 @@ void bind_drivers(py::module_& module) {
   module.def("is_discovered", &is_discovered);
   module.def("finish_initialization", &finish_initialization);
   module.def("is_initialized", &is_initialized);
+  module.def("is_lost", [](c10::DeviceIndex index) { return device(index).is_lost(); }, py::arg("index"));
   module.def(
       "add_host_device",
       [](DeviceProperties properties, bool discrete) {
@@ -129,6 +132,27 @@ void bind_drivers(py::module_& module) {
       "cuda_context", &cuda::context, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
       "Return a CUresult and the primary context of a device of cuda_launcher.");
   module.def("cuda_sleep", &cuda::sleep, py::arg("index"), py::arg("stream"), py::arg("milliseconds"));
+  module.def("cublas_functions", &cuda::cublas_functions, "Return the names of the functions of cuBLAS that are used.");
+  module.def(
+      "cublas_products", &cuda::cublas_products, py::arg("functions"), py::arg("index"),
+      "Return the addresses of the matmul routines for a CUDA device, by dtype name, from those of cuBLAS's "
+      "functions.");
+  module.def(
+      "cublas_prepare", &cuda::cublas_prepare, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
+      "Make cuBLAS ready for a CUDA device, and return a status of the routine.");
+  module.def("cufft_functions", &cuda::cufft_functions, "Return the names of the functions of cuFFT that are used.");
+  module.def(
+      "cufft_transforms", &cuda::cufft_transforms, py::arg("functions"), py::arg("index"),
+      "Return the addresses of the fft routines for a CUDA device, by dtype name, from those of cuFFT's functions.");
+  module.def(
+      "cufft_workspace", &cuda::cufft_workspace, py::arg("index"), py::arg("dtype"), py::arg("kind"), py::arg("batch"),
+      py::arg("sizes"), py::call_guard<py::gil_scoped_release>(),
+      "Return a status of the routine and its bytes of workspace. `sizes`: outer, middle, inner.");
+  module.def("cufft_plans", &cuda::cufft_plans, py::arg("index"));
+  module.def("cufft_max_plans", &cuda::cufft_max_plans, py::arg("index"));
+  module.def(
+      "cufft_limit_plans", &cuda::cufft_limit_plans, py::arg("index"), py::arg("most"),
+      py::call_guard<py::gil_scoped_release>());
   // For torch_backplane.testing.faults.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);

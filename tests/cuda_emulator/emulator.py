@@ -1,5 +1,5 @@
-"""An emulated CUDA driver: libcuda and libnvrtc over host memory, and libnvidia-ml, so that CUDA programs run without a
-GPU.
+"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS and cuFFT. CUDA programs run without a GPU.
+Of NVML, cuBLAS and cuFFT, it has the functions that the CUDA driver of Backplane calls.
 
 `load()` loads the libraries into this process; cuda-bindings then uses them. `environment()` returns the variables with
 which other programs do. As a command, this runs a program with these variables, or prints the libraries' folder:
@@ -18,7 +18,7 @@ Environment variables of the libraries:
     CUDA_EMULATOR_VERSION       what cuDriverGetVersion returns (13000)
     CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
-                                «(kernel)» is the execution of a kernel. Functions of NVRTC and NVML can fail, too.
+                                «(kernel)» is the execution of a kernel. Functions of the other libraries can fail, too.
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
@@ -52,12 +52,15 @@ from torch_backplane.interpreter.cuda_cpp import CudaCpp  # noqa: E402
 _INTERPRETER = Path(library.__file__).parent
 _RUNTIME = "libcuda_emulator_kernels.so"
 _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
+# The sources of libraries that are linked with libcuda, and their names for CUDA 13 and 12.
+_CUBLAS, _CUFFT = ("libcublas.so.13", "libcublas.so.12"), ("libcufft.so.12", "libcufft.so.11")
+_CLIENTS = {"cublas.cpp": _CUBLAS, "cufft.cpp": _CUFFT}
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
 @functools.cache
 def library_folder() -> Path:
-    """Return the folder of libcuda.so.1, libnvrtc.so.13, libnvrtc.so.12 and libnvidia-ml.so.1.
+    """Return the folder of the libraries: libcuda.so.1, libnvidia-ml.so.1, and the others for CUDA 13 and 12.
 
     Compiles them if a source is new.
 
@@ -88,7 +91,16 @@ def environment() -> dict[str, str]:
     folder = library_folder()
     paths = filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))
     preload = filter(None, (str(folder / "libnvrtc.so.13"), os.environ.get("LD_PRELOAD")))
-    return {"LD_LIBRARY_PATH": ":".join(paths), "LD_PRELOAD": ":".join(preload)}
+    return {"LD_LIBRARY_PATH": ":".join(paths), "LD_PRELOAD": ":".join(preload), **libraries()}
+
+
+def libraries() -> dict[str, str]:
+    """Return the environment variables with which Backplane uses the emulated cuBLAS and cuFFT."""
+    folder = library_folder()
+    return {
+        "TORCH_BACKPLANE_CUBLAS_LIBRARY": str(folder / _CUBLAS[0]),
+        "TORCH_BACKPLANE_CUFFT_LIBRARY": str(folder / _CUFFT[0]),
+    }
 
 
 @functools.cache
@@ -124,7 +136,12 @@ def _build(folder: Path, language: CudaCpp) -> None:
             _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
         nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
         _link(compiler, folder / "libnvidia-ml.so.1", [made.pop("nvml.cpp"), made["faults.cpp"]])
-        _link(compiler, folder / "libcuda.so.1", list(made.values()))
+        clients = {source: [made.pop(source), made["faults.cpp"]] for source in _CLIENTS}
+        libcuda = folder / "libcuda.so.1"
+        _link(compiler, libcuda, list(made.values()))
+        for source, names in _CLIENTS.items():
+            for name in names:
+                _link(compiler, folder / name, [*clients[source], str(libcuda)])
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
     (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")

@@ -216,6 +216,51 @@ assert calls() == [0, 1]
 """)
 
 
+def test_numbers_are_those_that_the_dtype_is_computed_in(run: Run) -> None:
+    """float32 for half precision; real and imaginary part for complex numbers. Replays have their own."""
+    run("""
+import ctypes
+from c_argument import CArgument
+seen = []
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(CArgument), ctypes.c_uint64)
+def record(queue, given, count):
+    types = {4: ctypes.c_float, 8: ctypes.c_double}
+    numbers = (given[i] for i in range(3, count - 12))
+    seen.append([(one.bytes, types[one.bytes].from_address(one.data).value) for one in numbers])
+    return 0
+
+dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+addresses = dict.fromkeys(dtypes, ctypes.cast(record, ctypes.c_void_p).value)
+routine = driver.Routine(addresses=addresses, cost=lambda dtype, **rest: 0)
+drivers.device(0).libraries = [driver.Library(name="Recorder", routines={"matmul": routine})]
+for dtype in dtypes:
+    a = torch.ones(3, 3, dtype=dtype, device="bp")
+    part = 8 if dtype in (torch.float64, torch.complex128) else 4
+    for alpha in (0.1, 0.1, 0.75):
+        torch.addmm(a, a, a, alpha=alpha, beta=-2)
+        torch.accelerator.synchronize()  # the call can wait for the build of a kernel that copies
+        near = torch.tensor(alpha, dtype=torch.float64 if part == 8 else torch.float32).item()
+        zero = [(part, 0.0)] * dtype.is_complex
+        assert seen.pop() == [(part, near), *zero, (part, -2.0), *zero], (dtype, alpha)
+    if dtype.is_complex:
+        torch.addmm(a, a, a, alpha=2 - 3j, beta=0.5j)
+        torch.accelerator.synchronize()
+        assert seen.pop() == [(part, one) for one in (2.0, -3.0, 0.0, 0.5)]
+assert not seen
+""")
+
+
+def test_no_library_runs_if_sums_must_not_be_divided(run: Run) -> None:
+    run("""
+half = torch.ones(3, 3, dtype=torch.float16, device="bp")
+assert library_products.why_not(half, half, half) == "(Second) has no float16"
+torch.backends.bp.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+assert library_products.why_not(half, half, half) == "can divide sums"
+assert library_products.why_not(half.float()) is None
+""")
+
+
 def test_device_without_libraries(run: Run) -> None:
     warnings_of = run(
         """

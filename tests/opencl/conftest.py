@@ -43,7 +43,6 @@ FILES_OF_OPENCL = {
     "test_host_convolutions.py": "CPU libraries on the device's memory",
     "test_host_work.py": "CPU libraries on the device's memory",
     "test_library_calls.py": "OpenCL's queues",
-    "test_library_products.py": "CLBlast",
     "test_library_transforms.py": "VkFFT",
 }
 

@@ -147,6 +147,7 @@ def test_workspace_size_bounds_partial_sums() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @_as_it_was()
+@preferences.preferring("products", "generated")
 def test_reduced_precision_reduction_of_partial_sums(dtype: torch.dtype) -> None:
     switches, name = torch.backends.bp.matmul, f"allow_{'fp16' if dtype == torch.float16 else 'bf16'}"  # type: ignore[attr-defined]
     name += "_reduced_precision_reduction"

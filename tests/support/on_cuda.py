@@ -25,6 +25,9 @@ TESTS = {
     "test_threads.py::test_profiles_end_while_other_threads_compute": "its 1,024 pending kernels take seconds",
 }
 
+# cuBLAS and cuFFT. `pytest --on cuda` tests generated kernels, unless these variables name libraries.
+LIBRARIES = ("TORCH_BACKPLANE_CUBLAS_LIBRARY", "TORCH_BACKPLANE_CUFFT_LIBRARY")
+
 EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
 
 
@@ -41,6 +44,7 @@ def environment() -> dict[str, str]:
         "CUDA_EMULATOR_DEVICES": str(on_opencl.DEVICES),
         "TORCH_BACKPLANE_DRIVERS": "cuda",
         "TORCH_BACKPLANE_CACHE_DIR": str(folder / "cache"),  # kernels fit the version of the emulator
+        **emulator.libraries(),
     }
 
 
@@ -56,7 +60,7 @@ def choose_devices() -> int:
     if missing():
         return 0
     if "TORCH_BACKPLANE_CUDA_LIBRARY" not in os.environ:
-        os.environ.update(environment())
+        os.environ.update(environment() | {name: os.environ.get(name, "none") for name in LIBRARIES})
     from torch_backplane.drivers.cuda import CUDADriver
 
     found = len(CUDADriver().devices())

@@ -97,7 +97,7 @@ class Finding:
     """One thing that a driver looked for. The commands `devices`, `info` and `doctor` and error messages show it."""
 
     what: str  # what the driver looked for: "PyOpenCL"
-    ok: bool  # whether it is there and works
+    ok: bool  # whether it is there and works; also True if it is optional and missing
     found: str  # what was found, or what is wrong: "version 2026.1", "not installed"
     remedy: str = ""  # a command or a setting that helps: "pip install pyopencl"
 

@@ -3,7 +3,7 @@
 A routine is a C function `int routine(void* queue, const argument_t* arguments, uint64_t count)`, with the same
 signature as other library functions that planners call (docs/write-an-operator.md). It enqueues its work on the native
 queue and returns 0 or an error status, so the device needs a native launcher. Its arguments are those of its family:
-memory, numbers of the dtype, and 64-bit integers. If the routine has a workspace query, the workspace memory and its
+memory, numbers, and 64-bit integers. If the routine has a workspace query, the workspace memory and its
 size in bytes follow.
 """
 
@@ -21,6 +21,8 @@ class Family(NamedTuple):
     """A family of routines: what they compute, and the names of their arguments in order.
 
     The first memory argument is the result. Routines only read the others, unless the family specifies otherwise.
+    Numbers have the dtype of the routine, but float32 for float16 and bfloat16. A complex number is two numbers, its
+    real and its imaginary part.
     """
 
     computes: str
@@ -89,7 +91,8 @@ class Routine:
     # Returns None if the routine accepts the call, else the reason as a predicate, such as "takes up to 1024 rows".
     # Without a guard, the routine accepts all calls.
     guard: Callable[..., str | None] | None = None
-    # Returns the bytes of device memory that the routine needs in addition to its operands.
+    # Returns the bytes of device memory that the routine needs in addition to its operands. Can raise
+    # torch.AcceleratorError if the library does not work: it then counts as failed.
     workspace: Callable[..., int] | None = None
     # Returns the cost of the call relative to generated kernels, which cost 100: 50 is twice as fast. Without it, or if
     # it returns None: 50 on GPUs, 101 on processors.

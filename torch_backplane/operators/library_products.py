@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from torch_backplane.planning import LibraryCall
+from torch_backplane.planning import LibraryCall, divided
 
 
 def why_not(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> str | None:
     """Why no library computes products with this result, in words that follow «it»; None if one does."""
-    return _call(out, a, b).why_not() if out.dim() in (2, 3) else "takes matrices and batches of matrices"
+    if out.dim() not in (2, 3):
+        return "takes matrices and batches of matrices"
+    return _call(out, a, b).why_not() if divided(out.dtype).divides else "can divide sums"
 
 
 def workspace(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:

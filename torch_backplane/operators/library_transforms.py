@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_backplane.planning import LibraryCall, Transform, same_storage
+from torch_backplane.planning import LibraryCall, Transform, runtime, same_storage
 
 MAX_DIMENSIONS = 3
 
@@ -72,7 +72,10 @@ def _along(
     others = sorted((one for one in range(out.dim()) if one not in dims), key=out.stride, reverse=True)
     order = [*others, *dims]
     source, target = x.permute(order).contiguous(), out.permute(order)
-    in_place = target.is_contiguous() and not same_storage(target, source)
+    size = max(x.itemsize, out.itemsize)  # of a complex number
+    if not runtime.is_aligned(source, size):
+        source = source.clone()
+    in_place = target.is_contiguous() and runtime.is_aligned(target, size) and not same_storage(target, source)
     result = target if in_place else torch.empty(target.shape, dtype=out.dtype, device=out.device)
     call = _call(x if out.is_complex() else out, dims, kind, inverse)
     call.run([result, source], written=2 if kind == Transform.HALF_TO_REAL else 1)

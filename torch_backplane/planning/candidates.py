@@ -128,13 +128,13 @@ class Candidates:
             the caller runs the next candidate.
 
         Raises:
-            torch.AcceleratorError: the library failed in a tuning trial.
+            torch.AcceleratorError: the library failed in a tuning trial, or the device is lost.
         """
         try:
             compute()
             return True
         except torch.AcceleratorError as error:
-            if tuning.forced(self.family) is not None:
+            if tuning.forced(self.family) is not None or _C.is_lost(first.get_device()):
                 raise
             self._failed.add((library, first.get_device()))
             _C.advance_configuration_epoch()  # invalidates plans that call the library

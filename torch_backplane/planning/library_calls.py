@@ -12,6 +12,7 @@ import torch
 
 from torch_backplane import _C, drivers
 from torch_backplane.drivers.libraries import FAMILIES, Library, Routine, routines_of
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 
 _failed: set[tuple[int, str, str]] = set()  # (device index, family, library name)
@@ -45,9 +46,12 @@ class LibraryCall:
         return reason
 
     def workspace(self) -> int:
-        """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call."""
+        """Returns the bytes of workspace that the routine needs; 0 if no library accepts the call, or if it fails."""
         for _, routine in self._takers():
-            return self._query(routine.workspace) or 0
+            try:
+                return self._query(routine.workspace) or 0
+            except torch.AcceleratorError:  # `run` reports it
+                return 0
         return 0
 
     def cost(self) -> int | None:
@@ -67,7 +71,7 @@ class LibraryCall:
             written: how many of `memory`, from the first on, the routine writes.
 
         Raises:
-            torch.AcceleratorError: the last library that accepts the call failed.
+            torch.AcceleratorError: the last library that accepts the call failed, or the device is lost.
         """
         takers = list(self._takers())
         for index, (library, routine) in enumerate(takers):
@@ -75,7 +79,7 @@ class LibraryCall:
                 self._call(library, routine, memory, numbers, written)
                 return
             except torch.AcceleratorError as error:
-                if index == len(takers) - 1:
+                if index == len(takers) - 1 or _C.is_lost(self.device.index):
                     raise
                 _failed.add((self.device.index, self.family, library.name))
                 _C.advance_configuration_epoch()  # invalidates plans that call the library
@@ -108,7 +112,8 @@ class LibraryCall:
     ) -> None:
         assert self.integers is not None
         given = self.integers()
-        arguments = [*memory, *numbers, *(given[name] for name in FAMILIES[self.family].integers)]
+        parts = [part for one in numbers for part in ((one.real, one.imag) if self.dtype.is_complex else (one,))]
+        arguments = [*memory, *parts, *(given[name] for name in FAMILIES[self.family].integers)]
         if routine.workspace is not None:
             nbytes = routine.workspace(self.dtype, **given)
             arguments += [torch.empty(nbytes, dtype=torch.uint8, device=self.device), nbytes]
@@ -123,7 +128,8 @@ def _bound(name: str, address: int, parameters: tuple[Any, ...], explain: Callab
 def _function(library: Library, family: str, dtype: torch.dtype, written: int) -> QueueFunction:
     names, routine = FAMILIES[family], library.routines[family]
     parameters: list[Any] = ["output" if index < written else "input" for index in range(len(names.memory))]
-    parameters += [dtype] * len(names.numbers) + [torch.int64] * len(names.integers)
+    parameters += [part_dtype(value_dtype(dtype))] * len(names.numbers) * (2 if dtype.is_complex else 1)
+    parameters += [torch.int64] * len(names.integers)
     if routine.workspace is not None:
         parameters += ["output", torch.int64]
     return _bound(f"{library.name} {family}", routine.addresses[dtype], tuple(parameters), library.explain)

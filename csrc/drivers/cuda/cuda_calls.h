@@ -1,6 +1,7 @@
-// What launches and graphs of the CUDA driver have in common.
+// What launches, graphs and libraries of the CUDA driver have in common.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -44,6 +45,12 @@ struct HostCall {
   void (*function)(void*);
   void* argument;
 };
+
+// Calls a function of a library while the primary context of a device is current. Returns the function's status, or a
+// CUresult as a negative number if the context cannot be current. `index`: as in make_launcher().
+int call_in_context(size_t index, c10::function_ref<int()> function);
+
+using LibraryRoutine = int (*)(void* queue, const CArgument* arguments, uint64_t count);
 
 // For cuLaunchHostFunc and graph nodes: calls the HostCall `given`, which stays valid.
 void call_host_function(void* given);

@@ -368,6 +368,15 @@ void sleep_now(void* given) {
 
 } // namespace
 
+int call_in_context(size_t index, c10::function_ref<int()> function) {
+  int status = 0;
+  const int failed = in_context_of(index, [&] {
+    status = function();
+    return 0;
+  });
+  return failed != 0 ? -failed : status;
+}
+
 void call_host_function(void* given) {
   HostThread::get().call(*static_cast<HostCall*>(given));
 }

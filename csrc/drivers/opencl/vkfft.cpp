@@ -3,13 +3,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "drivers/lru_cache.h"
 #include "drivers/native_launcher.h"
 
 namespace backplane {
@@ -102,7 +102,7 @@ struct Key {
   bool is_real;
   size_t batch;
   std::vector<long> sizes; // the innermost first
-  bool operator==(const Key&) const = default;
+  auto operator<=>(const Key&) const = default;
 };
 
 class Application {
@@ -153,59 +153,12 @@ class Application {
   void* application_ = nullptr;
 };
 
-// The LRU cache of applications, most recently used first.
-class Applications {
- public:
-  static Applications& all() {
-    static auto& applications = *new Applications; // never destroyed: OpenCL can be unloaded before
-    return applications;
-  }
+using Applications = LruCache<Key, Application>;
 
-  std::shared_ptr<Application> get(const Key& key) {
-    std::list<Entry> evicted; // destroyed after the lock is released
-    const std::lock_guard<std::mutex> guard(mutex_);
-    const auto found =
-        std::find_if(entries_.begin(), entries_.end(), [&key](const Entry& one) { return one.first == key; });
-    if (found != entries_.end()) {
-      entries_.splice(entries_.begin(), entries_, found);
-      return found->second;
-    }
-    auto made = std::make_shared<Application>();
-    entries_.emplace_front(key, made);
-    shrink(evicted);
-    return made;
-  }
-
-  size_t size() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    return entries_.size();
-  }
-
-  size_t most() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    return max_size_;
-  }
-
-  void limit(size_t most) {
-    std::list<Entry> evicted;
-    const std::lock_guard<std::mutex> guard(mutex_);
-    max_size_ = most;
-    shrink(evicted);
-  }
-
- private:
-  using Entry = std::pair<Key, std::shared_ptr<Application>>;
-
-  void shrink(std::list<Entry>& evicted) {
-    while (entries_.size() > max_size_) {
-      evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
-    }
-  }
-
-  std::mutex mutex_;
-  std::list<Entry> entries_;
-  size_t max_size_ = 128;
-};
+Applications& applications() {
+  static auto& all = *new Applications(128); // never destroyed: OpenCL can be unloaded before
+  return all;
+}
 
 // Memory as a whole buffer, because VkFFT does not support offsets: the buffer itself, a sub-buffer, or a copy if the
 // device does not allow a sub-buffer at the offset.
@@ -286,7 +239,9 @@ int transform(void* queue, const CArgument* arguments, uint64_t count) {
     const size_t out_bytes = kind == kComplex ? 2 * reals : kind == kRealToComplex ? half : reals;
     const size_t aligned = std::max<size_t>(1, alignment / 8);
     const WholeBuffer out(arguments[0], out_bytes, key, aligned, false), in(arguments[1], in_bytes, key, aligned, true);
-    Applications::all().get(key)->transform(key, device, inverse != 0, in.memory(), out.memory());
+    applications()
+        .get(key, std::make_shared<Application>)
+        ->transform(key, device, inverse != 0, in.memory(), out.memory());
     out.write_back();
     return 0;
   } catch (const Failed& failed) {
@@ -323,15 +278,15 @@ std::map<std::string, uintptr_t> vkfft_transforms(
 }
 
 size_t vkfft_applications() {
-  return Applications::all().size();
+  return applications().size();
 }
 
 size_t vkfft_max_applications() {
-  return Applications::all().most();
+  return applications().max_size();
 }
 
 void vkfft_limit_applications(size_t most) {
-  Applications::all().limit(most);
+  applications().limit(most);
 }
 
 } // namespace backplane

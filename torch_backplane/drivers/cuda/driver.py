@@ -54,12 +54,19 @@ class CUDADriver(Driver):
         except Missing as missing:
             self._findings.append(missing.finding)
             return []
-        software = f"CUDA {_dotted(version)}, NVRTC {_dotted(nvrtc)}, cuda-bindings {bindings}"
-        opened = [self._open(cuda, index, functions, software) for index in range(count)]
-        return [device for device in opened if device is not None]
+        from torch_backplane.drivers.cuda.libraries import load_all  # imported late: only used with a libcuda
+
+        libraries = load_all(version)
+        parts = (f"CUDA {_dotted(version)}", f"NVRTC {_dotted(nvrtc)}", f"cuda-bindings {bindings}")
+        software = ", ".join((*parts, *libraries.versions))
+        opened = [device for index in range(count) if (device := self._open(cuda, index, functions, software))]
+        for device in opened:
+            device.libraries = libraries.of_device(device.index, device.properties.capability)
+        self._findings += libraries.findings
+        return opened
 
     def diagnose(self) -> Sequence[Finding]:
-        """Return findings about libcuda, cuda-bindings, NVRTC and each GPU."""
+        """Return findings about libcuda, cuda-bindings, NVRTC, each GPU and the libraries."""
         return tuple(self._findings)
 
     def _note(self, value: Any, finding: Finding | None) -> Any:

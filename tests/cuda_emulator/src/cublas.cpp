@@ -1,0 +1,310 @@
+// libcublas: matrix products in host memory, as host functions of the stream.
+
+#include <algorithm>
+#include <atomic>
+#include <complex>
+
+#include "device_library.h"
+#include "registry.h"
+
+enum Status : int {
+  kSuccess = 0,
+  kNotInitialized = 1,
+  kInvalidValue = 7,
+  kExecutionFailed = 13,
+  kInternalError = 14,
+  kNotSupported = 15,
+};
+
+namespace {
+
+struct Handle {
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  char* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  std::atomic<bool> in_use{false};
+};
+
+// Finds a handle for one call. cuBLAS's handles are for one thread at a time, and for the context of their creation.
+class Use {
+ public:
+  explicit Use(Handle* given) : handle(find(given)) {
+    status = handle == nullptr                 ? kNotInitialized
+        : handle->in_use.exchange(true)        ? kInternalError
+        : handle->context != current_context() ? kExecutionFailed
+                                               : kSuccess;
+    owns_ = status != kNotInitialized && status != kInternalError;
+  }
+  ~Use() {
+    if (owns_) {
+      handle->in_use = false;
+    }
+  }
+
+  std::shared_ptr<Handle> handle;
+  int status;
+
+ private:
+  bool owns_;
+};
+
+#define ENTER_HANDLE(given) \
+  ENTER();                  \
+  const Use use(given);     \
+  REQUIRE(use.status == kSuccess, use.status)
+
+struct BFloat16 {
+  uint16_t bits;
+  operator double() const {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  static BFloat16 of(double value) {
+    const auto narrow = static_cast<float>(value);
+    uint32_t wide;
+    memcpy(&wide, &narrow, sizeof wide);
+    if (narrow != narrow) {
+      return {0x7fc0};
+    }
+    return {static_cast<uint16_t>((wide + 0x7fff + ((wide >> 16) & 1)) >> 16)}; // to nearest even
+  }
+};
+
+template <class T>
+T rounded(double value) {
+  return static_cast<T>(value);
+}
+template <>
+BFloat16 rounded<BFloat16>(double value) {
+  return BFloat16::of(value);
+}
+template <class T>
+T rounded(std::complex<double> value) {
+  return T(value);
+}
+
+struct Matrix {
+  const char* memory;
+  int type;
+  int64_t columns; // elements from one column to the next
+  long long step; // from one matrix to the next
+  bool transposed;
+};
+
+struct Product {
+  Matrix a, b, c;
+  int64_t m, n, k, batch;
+  std::complex<double> alpha, beta;
+};
+
+template <class T, class Wide>
+Wide element(const Matrix& of, int64_t batch, int64_t row, int64_t column) {
+  const int64_t at = of.transposed ? row * of.columns + column : column * of.columns + row;
+  return Wide(reinterpret_cast<const T*>(of.memory)[batch * of.step + at]);
+}
+
+template <class Wide>
+Wide factor(std::complex<double> value) {
+  if constexpr (std::is_same_v<Wide, double>) {
+    return value.real();
+  } else {
+    return value;
+  }
+}
+
+// Sums are computed in double, unlike in NVIDIA's library.
+template <class T, class Wide>
+void compute(const Product& product) {
+  const Wide alpha = factor<Wide>(product.alpha), beta = factor<Wide>(product.beta);
+  for (int64_t batch = 0; batch < product.batch; ++batch) {
+    for (int64_t column = 0; column < product.n; ++column) {
+      for (int64_t row = 0; row < product.m; ++row) {
+        Wide sum = 0;
+        for (int64_t i = 0; i < product.k; ++i) {
+          sum += element<T, Wide>(product.a, batch, row, i) * element<T, Wide>(product.b, batch, i, column);
+        }
+        sum *= alpha;
+        if (beta != Wide(0)) { // else the result is not read
+          sum += beta * element<T, Wide>(product.c, batch, row, column);
+        }
+        auto* to = reinterpret_cast<T*>(const_cast<char*>(product.c.memory));
+        to[batch * product.c.step + column * product.c.columns + row] = rounded<T>(sum);
+      }
+    }
+  }
+}
+
+struct Type {
+  int number; // cudaDataType
+  size_t bytes;
+  int compute; // cublasComputeType_t, also for alpha and beta
+  bool is_complex;
+  void (*product)(const Product&);
+};
+constexpr int kFloat = 68, kDouble = 70;
+constexpr Type types[] = {
+    {0, 4, kFloat, false, &compute<float, double>},
+    {1, 8, kDouble, false, &compute<double, double>},
+    {2, 2, kFloat, false, &compute<_Float16, double>},
+    {14, 2, kFloat, false, &compute<BFloat16, double>},
+    {4, 8, kFloat, true, &compute<std::complex<float>, std::complex<double>>},
+    {5, 16, kDouble, true, &compute<std::complex<double>, std::complex<double>>},
+};
+
+std::complex<double> read(const void* number, const Type& type) {
+  double parts[2] = {};
+  for (int i = 0; i <= type.is_complex; ++i) {
+    parts[i] = type.compute == kFloat ? static_cast<const float*>(number)[i] : static_cast<const double*>(number)[i];
+  }
+  return {parts[0], parts[1]};
+}
+
+// Whether a matrix with as many rows and columns in memory is valid.
+bool is_valid(const Matrix& one, int64_t rows, int64_t columns, int64_t batch, size_t bytes) {
+  if (one.columns < std::max<int64_t>(1, rows)) {
+    return false;
+  }
+  const auto elements = static_cast<size_t>((batch - 1) * one.step + (columns - 1) * one.columns + rows);
+  return is_device_memory(one.memory, elements * bytes);
+}
+
+int multiply(Handle& handle, const Product& product, int compute, int algorithm, const void* alpha, const void* beta) {
+  const auto* type =
+      std::find_if(std::begin(types), std::end(types), [&](auto& one) { return one.number == product.a.type; });
+  REQUIRE(type != std::end(types) && product.b.type == type->number, kNotSupported);
+  REQUIRE(product.c.type == type->number && compute == type->compute && algorithm == -1, kNotSupported);
+  REQUIRE(product.m > 0 && product.n > 0 && product.k > 0 && product.batch > 0, kInvalidValue); // 0 is not emulated
+  REQUIRE(alpha != nullptr && beta != nullptr, kInvalidValue);
+  const auto valid = [&](const Matrix& one, int64_t rows, int64_t columns) {
+    return one.transposed ? is_valid(one, columns, rows, product.batch, type->bytes)
+                          : is_valid(one, rows, columns, product.batch, type->bytes);
+  };
+  REQUIRE(valid(product.a, product.m, product.k) && valid(product.b, product.k, product.n), kInvalidValue);
+  REQUIRE(valid(product.c, product.m, product.n), kInvalidValue);
+  Product given = product;
+  given.alpha = read(alpha, *type);
+  given.beta = read(beta, *type);
+  const auto work = [given, type, workspace = handle.workspace, bytes = handle.workspace_bytes] {
+    memset(workspace, 0xff, std::min<size_t>(bytes, 4096)); // it is not free for others
+    type->product(given);
+  };
+  return submit(handle.stream, work) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+}
+
+} // namespace
+
+API cublasGetProperty(int which, int* value) {
+  ENTER();
+  return property(reinterpret_cast<void*>(&cublasGetProperty), which, value, kInvalidValue);
+}
+
+API cublasCreate_v2(Handle** made) {
+  ENTER();
+  REQUIRE(made != nullptr, kInvalidValue);
+  auto handle = std::make_shared<Handle>();
+  handle->context = current_context();
+  REQUIRE(handle->context != nullptr, kNotInitialized);
+  *made = Registry<Handle>::all().add(handle);
+  return kSuccess;
+}
+
+API cublasDestroy_v2(Handle* handle) {
+  ENTER();
+  return Registry<Handle>::all().remove(handle) == nullptr ? kNotInitialized : kSuccess;
+}
+
+API cublasSetMathMode(Handle* handle, int mode) {
+  ENTER_HANDLE(handle);
+  return (mode & ~16) == 0 ? kSuccess : kNotSupported;
+}
+
+API cublasSetStream_v2(Handle* handle, CUstream stream) {
+  ENTER_HANDLE(handle);
+  use.handle->stream = stream;
+  use.handle->workspace = nullptr;
+  use.handle->workspace_bytes = 0;
+  return kSuccess;
+}
+
+API cublasSetWorkspace_v2(Handle* handle, char* workspace, size_t bytes) {
+  ENTER_HANDLE(handle);
+  REQUIRE(reinterpret_cast<uintptr_t>(workspace) % 256 == 0 && is_device_memory(workspace, bytes), kInvalidValue);
+  use.handle->workspace = workspace;
+  use.handle->workspace_bytes = bytes;
+  return kSuccess;
+}
+
+API cublasGemmEx_64(
+    Handle* handle,
+    int a_operation,
+    int b_operation,
+    int64_t m,
+    int64_t n,
+    int64_t k,
+    const void* alpha,
+    const char* a,
+    int a_type,
+    int64_t a_columns,
+    const char* b,
+    int b_type,
+    int64_t b_columns,
+    const void* beta,
+    char* c,
+    int c_type,
+    int64_t c_columns,
+    int compute,
+    int algorithm) {
+  ENTER_HANDLE(handle);
+  const Product product{
+      {a, a_type, a_columns, 0, a_operation != 0},
+      {b, b_type, b_columns, 0, b_operation != 0},
+      {c, c_type, c_columns, 0, false},
+      m,
+      n,
+      k,
+      1,
+      0,
+      0};
+  return multiply(*use.handle, product, compute, algorithm, alpha, beta);
+}
+
+API cublasGemmStridedBatchedEx_64(
+    Handle* handle,
+    int a_operation,
+    int b_operation,
+    int64_t m,
+    int64_t n,
+    int64_t k,
+    const void* alpha,
+    const char* a,
+    int a_type,
+    int64_t a_columns,
+    long long a_step,
+    const char* b,
+    int b_type,
+    int64_t b_columns,
+    long long b_step,
+    const void* beta,
+    char* c,
+    int c_type,
+    int64_t c_columns,
+    long long c_step,
+    int64_t batch,
+    int compute,
+    int algorithm) {
+  ENTER_HANDLE(handle);
+  const Product product{
+      {a, a_type, a_columns, a_step, a_operation != 0},
+      {b, b_type, b_columns, b_step, b_operation != 0},
+      {c, c_type, c_columns, c_step, false},
+      m,
+      n,
+      k,
+      batch,
+      0,
+      0};
+  return multiply(*use.handle, product, compute, algorithm, alpha, beta);
+}

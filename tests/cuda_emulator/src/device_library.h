@@ -1,0 +1,75 @@
+// What the emulated libraries have in common: they submit to streams and know memory through libcuda, as NVIDIA's do.
+
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "cuda_api.h"
+#include "faults.h"
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+extern "C" CUresult cuCtxGetCurrent(CUcontext*);
+extern "C" CUresult cuLaunchHostFunc(CUstream, CUhostFn, void*);
+extern "C" CUresult cuPointerGetAttribute(void*, int attribute, CUdeviceptr);
+
+// What each function does first: an injected fault ends it.
+#define ENTER()                               \
+  if (const int fault = fault_of(__func__)) { \
+    return fault;                             \
+  }
+
+#define REQUIRE(condition, status) \
+  if (!(condition)) {              \
+    return status;                 \
+  }
+
+inline CUcontext current_context() {
+  CUcontext current = nullptr;
+  return cuCtxGetCurrent(&current) == CUDA_SUCCESS ? current : nullptr;
+}
+
+// Whether the first and the last byte of a range are memory of a device.
+inline bool is_device_memory(const void* begin, size_t bytes) {
+  constexpr int memory_type = 2, device = 2; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+  const auto first = reinterpret_cast<CUdeviceptr>(begin);
+  unsigned types[2] = {};
+  return bytes != 0 && cuPointerGetAttribute(&types[0], memory_type, first) == CUDA_SUCCESS &&
+      cuPointerGetAttribute(&types[1], memory_type, first + bytes - 1) == CUDA_SUCCESS && types[0] == device &&
+      types[1] == device;
+}
+
+// Calls a function in the order of the stream.
+inline CUresult submit(CUstream stream, std::function<void()> work) {
+  auto owned = std::make_unique<std::function<void()>>(std::move(work));
+  const auto run = [](void* given) {
+    const std::unique_ptr<std::function<void()>> work(static_cast<std::function<void()>*>(given));
+    (*work)();
+  };
+  const CUresult error = cuLaunchHostFunc(stream, run, owned.get());
+  if (error == CUDA_SUCCESS) {
+    static_cast<void>(owned.release()); // `run` owns it
+  }
+  return error;
+}
+
+// The major version, from the name of the library that contains a function: 13 in libcublas.so.13.
+inline int version_of(const void* function) {
+  Dl_info info;
+  const char* suffix = dladdr(function, &info) == 0 ? nullptr : strstr(info.dli_fname, ".so.");
+  return suffix == nullptr ? 0 : atoi(suffix + strlen(".so."));
+}
+
+// cublasGetProperty and cufftGetProperty: the version's three numbers.
+inline int property(const void* function, int which, int* value, int invalid) {
+  if (which < 0 || which > 2 || value == nullptr) {
+    return invalid;
+  }
+  *value = which == 0 ? version_of(function) : 0;
+  return 0;
+}

@@ -1,0 +1,63 @@
+"""cuBLAS, NVIDIA's matrix products, if it is installed (`pip install nvidia-cublas`).
+
+float32 products are computed in float32 (no TF32), and those of float16 and bfloat16 are accumulated in float32, with
+partial sums that are not rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.drivers.cuda.libraries.loading import Product, check, meaning
+from torch_backplane.drivers.libraries import Library, Routine
+
+PRODUCT = Product(
+    name="cuBLAS",
+    file="cublas",
+    variable="TORCH_BACKPLANE_CUBLAS_LIBRARY",
+    package="nvidia-cublas",
+    functions=_C.cublas_functions(),
+    cuda={12: 12, 13: 13},
+    instead="generated kernels compute matrix products",
+)
+
+# The workspace that NVIDIA recommends (cublasSetWorkspace): bytes from Hopper on, and before.
+WORKSPACE, WORKSPACE_BEFORE_HOPPER = 32 << 20, 4 << 20
+
+_STATUSES = {
+    1: "CUBLAS_STATUS_NOT_INITIALIZED: cuBLAS could not use the device",
+    3: "CUBLAS_STATUS_ALLOC_FAILED: not enough memory for cuBLAS",
+    7: "CUBLAS_STATUS_INVALID_VALUE: an unsupported argument",
+    8: "CUBLAS_STATUS_ARCH_MISMATCH: the device does not support this product",
+    11: "CUBLAS_STATUS_MAPPING_ERROR: an access of device memory failed",
+    13: "CUBLAS_STATUS_EXECUTION_FAILED: a kernel could not be launched",
+    14: "CUBLAS_STATUS_INTERNAL_ERROR: an operation within cuBLAS failed",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED: an unsupported product",
+    16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
+
+
+def library(functions: Mapping[str, int], index: int, capability: tuple[int, int]) -> Library:
+    """Return cuBLAS for a device.
+
+    Args:
+        functions: the addresses of the functions of PRODUCT.
+        index: the device's number in CUDA.
+        capability: its compute capability.
+    """
+    found = {getattr(torch, name): address for name, address in _C.cublas_products(dict(functions), index).items()}
+    if capability < (8, 0):
+        del found[torch.bfloat16]  # needs an Ampere GPU
+    nbytes = WORKSPACE if capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
+    explain = partial(meaning, _STATUSES, "cublas_api.h")
+
+    def workspace(dtype: torch.dtype, **integers: int) -> int:
+        check(f"{PRODUCT.name} matmul", _C.cublas_prepare(index), explain)
+        return nbytes
+
+    routine = Routine(addresses=found, workspace=workspace)
+    return Library(name=PRODUCT.name, routines={"matmul": routine}, explain=explain)
