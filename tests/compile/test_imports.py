@@ -193,3 +193,22 @@ print([name for name in sys.modules if name.startswith(("torch_backplane.plannin
 """
     )
     assert found.stdout == "[]\n", found.stderr
+
+
+def test_every_hook_works_on_this_release(run_python: Run) -> None:
+    """A name that a release of torch does not have would only be a warning, and leave hooks out."""
+    done = run_python(
+        """
+import importlib, warnings
+import torch
+from torch_backplane.compile import HOOKS
+
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    for name in HOOKS:
+        importlib.import_module(name)
+print([str(one.message) for one in found if "bp" in str(one.message)])
+"""
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert "does not know bp devices" not in done.stderr
