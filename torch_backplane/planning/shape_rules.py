@@ -261,7 +261,7 @@ def _function(overload: Any) -> Callable[..., Any] | None:
 @contextmanager
 def _rounding_down() -> Iterator[None]:
     """Replaces the division in the meta functions of pooling, which in torch 2.11 leaves a guard on the remainder."""
-    functions = importlib.import_module("torch._meta_registrations")
+    functions: Any = importlib.import_module("torch._meta_registrations")
     original = functions.div_rtn
     functions.div_rtn = operator.floordiv
     try:
