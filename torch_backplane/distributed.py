@@ -89,7 +89,8 @@ def _with_split(split_group: Callable[..., Any]) -> Callable[..., Any]:
             parent = dist.group.WORLD if parent_pg is None else parent_pg
             names = dist.get_backend_config(parent)
         if not split_ranks or f"bp:{NAME}" not in names.split(","):
-            return split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+            since_2_13 = {} if backend is None else {"backend": backend}
+            return split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, **since_2_13)
         ranks = dist.get_process_group_ranks(parent)
         mine = [sorted(given) for given in split_ranks if ranks.index(dist.get_rank()) in given]
         if not mine:

@@ -29,7 +29,7 @@ def test_a_program_exits_cleanly(runner: exit_scenarios.Runner, scenario: str) -
 
 
 LATE = """
-import os, torch, weakref
+import ctypes, os, sys, torch, weakref
 from torch_backplane import _C
 
 class Held:
@@ -37,11 +37,17 @@ class Held:
 
 x = torch.ones(3, device="bp:1", requires_grad=True)
 
+def keep_in_thread_state(kept):
+    before = sys.getrefcount(kept)
+    torch._C._stash_obj_in_tls("held", kept)
+    if sys.getrefcount(kept) == before:  # PyTorch 2.11 takes over the caller's reference
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
 def hold_in_a_pass():
     held = Held()
-    torch._C._stash_obj_in_tls("held", held)  # a backward pass inherits the thread's state
+    keep_in_thread_state(held)  # a backward pass inherits the thread's state
     (x * 2).sum().backward()
-    torch._C._stash_obj_in_tls("held", None)
+    keep_in_thread_state(None)
     return weakref.ref(held)
 """
 

@@ -156,6 +156,13 @@ def test_masked_fill_with_a_wrong_mask_dtype_or_value_shape(other: tuple[int, ..
     refused_alike(lambda a, mask: a.masked_fill(mask.bool(), torch.ones(1, 1, device=a.device)), a, mask)
 
 
+@pytest.mark.parametrize("shape", [(1,), (3,), (0,), (2, 3), (1, 1, 1)], ids=str)
+def test_fill_with_a_value_that_has_dimensions(shape: tuple[int, ...]) -> None:
+    for fill in (torch.ops.aten.fill.Tensor, lambda a, value: a.fill_(value)):
+        for given in ((2, 3), (), (0, 3), (1,)):
+            refused_alike(fill, torch.zeros(given), torch.ones(shape))
+
+
 @pytest.mark.parametrize("name", ["logit_", "div_", "exp_"])
 def test_in_place_result_of_a_wrong_dtype_raises_pytorchs_error(name: str) -> None:
     arguments = (2,) if name == "div_" else ()

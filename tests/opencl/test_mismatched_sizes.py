@@ -23,8 +23,10 @@ SAMPLE = [
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_mismatched_sizes_raise_the_same_errors(name: str) -> None:
-    op, device = load(OP_DB)[name], torch.device("bp", 0)
-    result = check_sizes(op, torch.float32, Settings(sizes=True, samples=2), device, lambda text: None)
+    operators, device = load(OP_DB), torch.device("bp", 0)
+    if name == "native_group_norm" and name not in operators:
+        pytest.skip("PyTorch's operator database has no native_group_norm before torch 2.13")
+    result = check_sizes(operators[name], torch.float32, Settings(sizes=True, samples=2), device, lambda text: None)
     assert [finding for finding in result.findings if finding.fails] == []
     assert result.compared + result.both_raised > 1
 

@@ -59,6 +59,10 @@ def test_invalid_ranks_and_padding_lists_are_errors(mode: str, rank: int) -> Non
     grad = torch.randn(2, 3, *(6,) * rank)
     agrees(backward, grad, x, [1] * 2 * rank)
     for count in (0, 2 * rank - 1, 2 * rank + 2):
-        refused_alike(forward, x, [1] * count)
+        if mode == "reflection" and rank == 3 and torch.__version__ < "2.13":  # the CPU kernel reads out of bounds
+            with pytest.raises(RuntimeError, match=f"padding size is expected to be 6, but got: {count}"):
+                forward(x.to("bp:0"), [1] * count)
+        else:
+            refused_alike(forward, x, [1] * count)
         with pytest.raises(RuntimeError, match=f"padding size is expected to be {2 * rank}, but got: {count}"):
             backward(grad.to("bp:0"), x.to("bp:0"), [1] * count)

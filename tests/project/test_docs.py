@@ -162,7 +162,8 @@ def test_python_of_graphs_runs() -> None:
 def test_python_of_profiling_runs(tmp_path: Path) -> None:
     (program,) = blocks("profiling.md", "python")
     printed = run([sys.executable, "-c", program], tmp_path)
-    assert "Self BP" in printed
+    # PyTorch 2.11 has no interface for profilers of other devices.
+    assert ("Self BP" in printed) == hasattr(torch.autograd.ProfilerState, "KINETO_PRIVATEUSE1")
     assert (tmp_path / "trace.json").stat().st_size > 1000
 
 

@@ -184,8 +184,8 @@ def test_captured_operators_have_not_run() -> None:
     with sanitizer.sanitize():
         x = torch.ones(64, device="bp")
         for _ in range(2):  # each on another stream
-            graph = torch.accelerator.Graph()
-            with torch.Stream(x.device), graph:
+            graph = bp.Graph()
+            with bp.graph(graph, stream=bp.Stream()):
                 x.add_(1)
             x.mul_(2)
             graph.replay()
@@ -241,8 +241,8 @@ def test_fake_tensors_have_no_memory() -> None:
 def test_a_race_within_a_graph() -> None:
     with sanitizer.sanitize():
         x = torch.ones(64, device="bp")
-        graph, stream, side = torch.accelerator.Graph(), bp.Stream(), bp.Stream()
-        with stream, graph:
+        graph, stream, side = bp.Graph(), bp.Stream(), bp.Stream()
+        with bp.graph(graph, stream=stream):
             y = x + 1
             side.wait_stream(stream)
             x.mul_(2)

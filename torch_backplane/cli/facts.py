@@ -126,4 +126,6 @@ def allocator_settings() -> str:
     """Return the current allocator options, in the form that PyTorch stores."""
     import torch
 
+    if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        return "PyTorch 2.11 does not report them"
     return torch._C._accelerator_getAllocatorSettings() or "defaults"

@@ -73,9 +73,10 @@ class GraphKernel(SIMDKernel[Variable]):
         # Statements outside of loops, and their stores if they come last.
         self.outside = self.body if self.tile == 1 else IndentedBuffer()
         self.last_stores = IndentedBuffer()
-        if not self.dialect.target.simt:
-            # CPU compilers see that work items access adjacent elements only where indices cannot wrap.
-            self._index_dtype = torch.int64
+
+    def get_index_dtype_as_torch_dtype(self) -> torch.dtype:
+        # CPU compilers see that work items access adjacent elements only where indices cannot wrap.
+        return super().get_index_dtype_as_torch_dtype() if self.dialect.target.simt else torch.int64
 
     def create_cse_var(self, *given: Any, **named: Any) -> Variable:
         return Variable(*given, **named)

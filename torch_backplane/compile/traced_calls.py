@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo import trace_rules
-from torch._dynamo.variables import ctx_manager
+from torch._dynamo import decorators, trace_rules
+from torch._dynamo.variables import SkipFunctionVariable, ctx_manager
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from torch_backplane import _C, accelerator
@@ -76,6 +76,10 @@ def synchronize(device: DeviceLike = None) -> None:
     torch.accelerator.synchronize(_get_device_index(device, optional=True))
 
 
+def autocast(enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> torch.autocast:
+    return torch.autocast("bp", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
     _C.current_device: current_device,
     accelerator.current_device: current_device,
@@ -107,6 +111,8 @@ def register() -> None:
                 trace_rules.add(f"{package}.{module.name}")
     for function, substitute in SUBSTITUTES.items():
         torch.compiler.substitute_in_graph(function, skip_signature_check=function is _C.current_device)(substitute)
+    if trace_rules.lookup(torch.set_autocast_enabled) is SkipFunctionVariable:  # until torch 2.11
+        decorators.substitute_in_graph(accelerator.amp.autocast, is_embedded_type=True)(autocast)
     # PyTorch has no public hook for such classes: it lists torch.cuda's, torch.xpu's and torch.hpu's.
     UserDefinedClassVariable._in_graph_classes().update({accelerator.Stream, accelerator.Event})
     for name in legacy.TENSORS:  # calls of torch.bp.FloatTensor break the graph: Dynamo would not call its metaclass

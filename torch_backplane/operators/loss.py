@@ -275,6 +275,9 @@ def binary_cross_entropy_with_logits(
     if not self.is_floating_point():
         raise Refused("self is not floating-point")
     check_shape(target.shape, [self])
+    (made,) = call.meta(call.functional)
+    if made.dtype != target.dtype:  # torch 2.11's meta function promotes the dtypes
+        call.outputs(like=[made.to(target.dtype)])
     return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
 
 

@@ -148,6 +148,10 @@ def _declare(mode: str, rank: int) -> None:
             lambda: f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with possibly 0 batch size and other "
             f"non-zero dimensions for input, but got: {list(self.shape)}",
         )
+        torch._check(  # before torch 2.13 the meta kernel of reflection_pad3d reads out of bounds
+            mode == "replication" or len(padding) == 2 * rank,
+            lambda: f"padding size is expected to be {2 * rank}, but got: {len(padding)}",
+        )
         (out,) = call.outputs(like=_like(call, self, rank))
         return pad(out, self, padding, mode)
 

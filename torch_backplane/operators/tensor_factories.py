@@ -16,6 +16,7 @@ from torch_backplane.operators.distributions import EXACT
 from torch_backplane.planning import (
     Call,
     Refused,
+    check,
     check_same_dtype,
     operator,
     plan_pointwise,
@@ -34,8 +35,14 @@ def eye(call: Call, *sizes: Any) -> Any:
 
 
 pointwise("fill.Scalar", lambda self, value: value, dtypes="complex", fitting="stored", idempotent=True)
-pointwise("fill.Tensor", lambda self, value: value, dtypes="complex", idempotent=True)
 pointwise("zero", lambda self: False if self.dtype == torch.bool else 0, dtypes="complex", idempotent=True)
+
+
+@operator("fill.Tensor", dtypes="complex")
+def fill(call: Call, self: torch.Tensor, value: Any) -> torch.Tensor:
+    zero_dim = not isinstance(value, torch.Tensor) or value.dim() == 0
+    check(zero_dim, "the value has dimensions")  # the meta function of torch 2.11 does not check this
+    return plan_pointwise("fill.Tensor", lambda self, value: value, call, (self, value), idempotent=True)
 
 
 # Complex numbers

@@ -94,19 +94,20 @@ def plan_pointwise(
     values: Sequence[Any],
     compute: str = "result",
     fitting: Fitting | Mapping[str, Fitting] = "computed",
+    idempotent: bool = False,
 ) -> Any:
     """Runs a formula as the planner of a pointwise operator does.
 
     Args:
         name: identifies the formula; the operator's name.
-        formula, compute, fitting: as for `pointwise`.
+        formula, compute, fitting, idempotent: as for `pointwise`.
         call: the call.
         values: the formula's arguments.
 
     Returns:
         What the operator returns.
     """
-    return _plan(_Declared(name, formula, compute, fitting), call, values)
+    return _plan(_Declared(name, formula, compute, fitting, idempotent), call, values)
 
 
 class _Declared(NamedTuple):

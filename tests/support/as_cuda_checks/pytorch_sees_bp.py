@@ -15,7 +15,7 @@ for module in ("torch.nn.functional", "torch", "torch_backplane.plans", "torchvi
     exec(code, namespace)
     seen[module] = namespace["kinds"]
 bp, cuda = (
-    ("bp", "bp:0", "device(type='bp', index=0)", False, False, False),
+    ("bp", "bp:0", "device(type='bp', index=0)", False, False, torch._C._has_cudnn),
     ("cuda", "cuda:0", "device(type='cuda', index=0)", True, True, True),
 )
 assert list(seen.values()) == [bp, bp, bp, cuda, cuda], seen
