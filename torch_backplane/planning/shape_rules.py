@@ -12,9 +12,7 @@ Two uses:
 from __future__ import annotations
 
 import importlib
-import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -243,8 +241,7 @@ def _shapes(
     if function is None:
         raise Untraceable(f"{overload} has no shape rule")
     positional, named = by_name(asked, given)
-    with _rounding_down():
-        returned = function(*positional, **named)
+    returned = function(*positional, **named)
     returned = returned if isinstance(returned, (tuple, list)) else [returned]
     if asked is not overload and len(written) == len(returned):
         return [_result(one.shape, to) for one, to in zip(returned, written, strict=True)]
@@ -256,18 +253,6 @@ def _function(overload: Any) -> Callable[..., Any] | None:
     importlib.import_module("torch._meta_registrations")
     tables = (global_decomposition_table[table] for table in ("meta", "post_autograd"))
     return next((table[overload] for table in tables if overload in table), None)
-
-
-@contextmanager
-def _rounding_down() -> Iterator[None]:
-    """Replaces the division in the meta functions of pooling, which in torch 2.11 leaves a guard on the remainder."""
-    functions: Any = importlib.import_module("torch._meta_registrations")
-    original = functions.div_rtn
-    functions.div_rtn = operator.floordiv
-    try:
-        yield
-    finally:
-        functions.div_rtn = original
 
 
 def _result(shape: Shape, given: torch.Tensor) -> tuple[Shape, Shape]:
