@@ -101,6 +101,19 @@ def test_what_is_missing_is_named_with_a_remedy(
     assert line.rpartition("|")[2].endswith(remedy)
 
 
+def test_the_chosen_nvrtc_is_used_though_another_is_loaded(result: Run, tmp_path: Path) -> None:
+    """CUDA builds of PyTorch load their NVRTC."""
+    pytest.importorskip("nvidia.cu13", reason="needs nvidia-cuda-nvrtc")
+    program = """
+import ctypes, pathlib, nvidia.cu13
+ctypes.CDLL(str(next(pathlib.Path(nvidia.cu13.__path__[0]).glob("lib/libnvrtc.so.13"))))
+import torch
+print((torch.ones(3, device="bp") + 1).tolist())
+"""
+    finished = result(program, TORCH_BACKPLANE_CACHE_DIR=str(tmp_path))
+    assert finished.stdout == "[2.0, 2.0, 2.0]\n", finished.stderr
+
+
 def test_a_gpu_that_is_too_old_is_skipped_with_a_warning(result: Run) -> None:
     finished = result(FINDINGS, CUDA_EMULATOR_ARCHITECTURE="61")
     line = first_missing(finished)

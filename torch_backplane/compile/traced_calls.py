@@ -76,7 +76,7 @@ def synchronize(device: DeviceLike = None) -> None:
     torch.accelerator.synchronize(_get_device_index(device, optional=True))
 
 
-def autocast(enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> torch.autocast:
+def autocast(enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> Any:
     return torch.autocast("bp", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 

@@ -1,4 +1,4 @@
-"""Loads libcuda, NVRTC and NVML. Imports nothing of CUDA.
+"""Loads libcuda, NVRTC and NVML.
 
 TORCH_BACKPLANE_CUDA_LIBRARY    the file of libcuda, for example that of an emulator
 TORCH_BACKPLANE_NVRTC_LIBRARY   the file of NVRTC
@@ -10,14 +10,20 @@ cuda-bindings uses a library that is already loaded, so they are loaded here bef
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
+import types
 
 CUDA_VARIABLE = "TORCH_BACKPLANE_CUDA_LIBRARY"
 NVRTC_VARIABLE = "TORCH_BACKPLANE_NVRTC_LIBRARY"
 NVML_VARIABLE = "TORCH_BACKPLANE_NVML_LIBRARY"
 
 _SYSTEM_CUDA = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+# The modules of cuda-bindings that load NVRTC: in version 13.5, and in version 13.0.
+_NVRTC_MODULES = {"cuda.bindings._internal.nvrtc", "cuda.bindings._bindings.cynvrtc"}
 
 
 def cuda_name() -> str:
@@ -37,10 +43,19 @@ def load_cuda() -> ctypes.CDLL:
 def load_chosen_nvrtc() -> None:
     """Load the NVRTC of TORCH_BACKPLANE_NVRTC_LIBRARY. Without the variable, cuda-bindings finds one when it needs it.
 
+    cuda-bindings uses the NVRTC that was loaded first, and CUDA builds of PyTorch load theirs. Therefore the modules of
+    cuda-bindings get a function that finds the chosen one. It has no effect if the program has called NVRTC before, or
+    has loaded another one with RTLD_GLOBAL.
+
     Raises:
         OSError: the file cannot be loaded.
     """
-    _load_chosen(NVRTC_VARIABLE)
+    chosen = _load_chosen(NVRTC_VARIABLE)
+    if chosen is not None:
+        importlib.import_module("cuda.bindings.nvrtc")
+        found = types.SimpleNamespace(_handle_uint=chosen._handle)
+        for name in _NVRTC_MODULES & sys.modules.keys():
+            vars(sys.modules[name])["load_nvidia_dynamic_lib"] = lambda libname: found
 
 
 def load_chosen_nvml() -> None:
@@ -52,10 +67,9 @@ def load_chosen_nvml() -> None:
     _load_chosen(NVML_VARIABLE)
 
 
-def _load_chosen(variable: str) -> None:
+def _load_chosen(variable: str) -> ctypes.CDLL | None:
     chosen = os.environ.get(variable, "").strip()
-    if chosen:
-        ctypes.CDLL(chosen)
+    return ctypes.CDLL(chosen) if chosen else None
 
 
 def addresses(library: ctypes.CDLL, names: list[str]) -> dict[str, int]:
