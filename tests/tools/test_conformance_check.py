@@ -318,7 +318,7 @@ def sample_report() -> Report:
 def test_report_counts_and_groups() -> None:
     report = sample_report()
     assert report.totals() == {
-        "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0,
+        "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0, "left_out": 0,
         "layout": 0, "nearer": 0, "carried": 0, "cpu_out": 0, "without_fallback": 1, "compared_calls": 8,
     }  # fmt: skip
     assert not report.ok
