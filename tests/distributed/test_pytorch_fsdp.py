@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -168,6 +170,13 @@ class TestFullyShard(InForks, fsdp.FSDPTest, VerifyStateDictMixin):
 
 class TestThreads(fsdp.FSDPTestMultiThread):
     """PyTorch's process group of threads: ranks share bp:0."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        environment = mock.patch.dict(os.environ)  # restores what PyTorch's class sets for the process
+        environment.start()
+        cls.addClassCleanup(environment.stop)
+        super().setUpClass()
 
     def test_sharded_tensors_on_threads(self) -> None:
         mesh = init_device_mesh("bp", (self.world_size,))

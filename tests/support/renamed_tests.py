@@ -78,7 +78,6 @@ with mock.patch.dict(os.environ, ENVIRONMENT):
 fsdp = _load("common_fsdp", "bp_common_fsdp", {**_DEVICE, **_backend("nccl")})
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
 
 
 def _run(environment: dict[str, str], function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -90,7 +89,8 @@ def _run(environment: dict[str, str], function: Callable[..., None], *args: Any,
 class InForks:
     """Starts the ranks of a MultiProcessTestCase as forks of a process that has imported this module.
 
-    That is faster than new interpreters. The process has discovered no devices.
+    That is faster than new interpreters. Importing this module discovers devices, and multiprocessing has one server
+    for all forks. So the class has a server of its own, and the next user (forked.py) starts another one.
     """
 
     @classmethod
@@ -98,6 +98,12 @@ class InForks:
         patch = mock.patch.dict(os.environ, ENVIRONMENT)
         patch.start()
         cls.addClassCleanup(patch.stop)
+        server = forkserver._forkserver  # type: ignore[attr-defined]
+        before = server._preload_modules
+        server._stop()
+        cls.addClassCleanup(_context.set_forkserver_preload, before)
+        cls.addClassCleanup(server._stop)
+        _context.set_forkserver_preload([__name__])
         with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
         super().setUpClass()
