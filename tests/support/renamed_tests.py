@@ -90,7 +90,7 @@ class InForks:
     """Starts the ranks of a MultiProcessTestCase as forks of a process that has imported this module.
 
     That is faster than new interpreters. Importing this module discovers devices, and multiprocessing has one server
-    for all forks. So the class has a server of its own, and the next user (forked.py) starts another one.
+    for all forks. So the class has a separate server, and the next user (forked.py) starts another one.
     """
 
     @classmethod
