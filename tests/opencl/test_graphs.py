@@ -590,6 +590,10 @@ def test_invalid_callables_and_arguments() -> None:
         torch.bp.make_graphed_callables(lambda x, n: x * n, (x, 2))
     with pytest.raises(ValueError, match="each of the 2 callables"):
         torch.bp.make_graphed_callables((torch.sin, torch.cos), ((x,),))
+    with pytest.raises(NotImplementedError, match="enable_annotations"):
+        torch.bp.make_graphed_callables(torch.sin, (x,), enable_annotations=True)
+    with pytest.raises(ValueError, match="capture_error_mode"):
+        torch.bp.make_graphed_callables(torch.sin, (x,), capture_error_mode="local")
     hooked = nn.Linear(12, 2).to(DEVICE)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match="no hooks"):

@@ -312,6 +312,30 @@ def test_batch_norm_rejects_mismatched_channel_counts(which: str, count: int) ->
             torch.ops.aten.native_batch_norm(x, *given, training, 0.1, 1e-5)
 
 
+GROUP_NORM_LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "spaced": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "spaced channels last": lambda x: torch.cat((x, x), 1).contiguous(memory_format=torch.channels_last)[:, :4],
+    "permuted": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", GROUP_NORM_LAYOUTS)
+def test_group_norm_has_the_cpus_strides(layout: str) -> None:
+    x, weight = GROUP_NORM_LAYOUTS[layout](numbers(2, 4, 5, 7)), numbers(4)
+    agrees(lambda *given: gradients(lambda x, w: F.group_norm(x, 2, w, w), *given), x, weight)
+    forward, backward = torch.ops.aten.native_group_norm, torch.ops.aten.native_group_norm_backward
+    sizes = 2, 4, 35, 2
+    if torch.__version__ < "2.14":  # PyTorch's kernels refuse most layouts, and read out of bounds in the gradient
+        if layout != "channels last":
+            refused_alike(lambda x, w: forward(x, w, w, *sizes, 1e-5), x, weight)
+        return
+    _, mean, rstd = forward(x, weight, weight, *sizes, 1e-5)
+    agrees(lambda x, w: forward(x, w, w, *sizes, 1e-5), x, weight)
+    agrees(lambda *given: backward(*given, *sizes, [True] * 3), x + 1, x, mean, rstd, weight)
+
+
 def test_group_norm_rejects_mismatched_sizes() -> None:
     x = torch.rand(2, 6, 3, device=DEVICE)
     good = (2, 6, 3, 2)

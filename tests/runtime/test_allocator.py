@@ -441,6 +441,8 @@ def test_malformed_options_at_run_time(options: str) -> None:
 
 @pytest.mark.parametrize("options", ["max_split_size_mb=64", "expandable_segments:yes", "max_spilt_size_mb:64"])
 def test_malformed_options_in_the_environment(options: str) -> None:
+    if options == "max_split_size_mb=64" and torch.version.cuda and torch.__version__ >= "2.14":
+        pytest.skip("PyTorch's CUDA build cannot be imported with this value")
     output = check(
         """
         for _ in range(2):  # the error repeats until the setting is corrected

@@ -22,6 +22,12 @@ from torch_backplane.as_cuda.names import ABSENT, RENAMED
 # The release of torch that the table describes; others can lack some of its names.
 REFERENCE_RELEASE = "2.13"
 
+# Parameters that torch.cuda has since a later release than the reference, and torch.bp with every release.
+LATER_PARAMETERS = {
+    "_record_memory_history": {"record_pinned_host_memory", "record_cuda"},
+    "make_graphed_callables": {"capture_error_mode", "enable_annotations"},
+}
+
 
 class Verdict(NamedTuple):
     kind: str  # same, renamed, refused or absent

@@ -239,14 +239,14 @@ class _Captured:
             cotangents = [torch.empty_like(one) if one.requires_grad else None for one in outputs]
             self.differentiate(outputs, cotangents, allow_unused)
 
-    def capture_forward(self, pool: PoolId) -> None:
-        with graph(self.forward_graph, pool=pool):
+    def capture_forward(self, pool: PoolId, error_mode: str) -> None:
+        with graph(self.forward_graph, pool=pool, capture_error_mode=error_mode):
             outputs = self.function(*self.arguments)
         self.outputs, self.output_spec = tree_flatten(outputs)
 
-    def capture_backward(self, pool: PoolId, allow_unused: bool) -> None:
+    def capture_backward(self, pool: PoolId, error_mode: str, allow_unused: bool) -> None:
         self.cotangents = [torch.empty_like(one) if one.requires_grad else None for one in self.outputs]
-        with graph(self.backward_graph, pool=pool):
+        with graph(self.backward_graph, pool=pool, capture_error_mode=error_mode):
             found = iter(self.differentiate(self.outputs, self.cotangents, allow_unused))
         self.gradients = [next(found, None) if one.requires_grad else None for one in self.inputs]
         self.outputs = [one.detach() for one in self.outputs]  # releases the autograd graph
@@ -320,6 +320,8 @@ def make_graphed_callables(
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
     pool: PoolId | None = None,
+    capture_error_mode: str = "global",
+    enable_annotations: bool = False,
 ) -> Any:
     """Capture the forward and backward passes of functions or modules, and return versions that replay them.
 
@@ -332,6 +334,8 @@ def make_graphed_callables(
         num_warmup_iters: number of calls before the capture.
         allow_unused_input: whether inputs that do not contribute to the results are allowed.
         pool: see `Graph.capture_begin`.
+        capture_error_mode: see `Graph.capture_begin`.
+        enable_annotations: must be False.
 
     Returns:
         The graphed callable, or a tuple of them. A module is returned itself, with another `forward`. A graphed
@@ -340,9 +344,12 @@ def make_graphed_callables(
     Raises:
         RuntimeError: a module has hooks or buffers that require gradients, autocast is enabled with its cache, or an
             operation cannot be captured.
+        NotImplementedError: `enable_annotations` is True.
         TypeError: `sample_args` contains something other than tensors.
         ValueError: the numbers of `callables` and `sample_args` differ.
     """
+    if enable_annotations:
+        raise NotImplementedError("bp graphs do not support enable_annotations")
     if torch.is_autocast_enabled("bp") and torch.is_autocast_cache_enabled():
         raise RuntimeError("callables cannot be captured with autocast's cache: pass cache_enabled=False to autocast")
     several = isinstance(callables, tuple)
@@ -364,9 +371,9 @@ def make_graphed_callables(
     synchronize()
 
     for one in captured:
-        one.capture_forward(memory)
+        one.capture_forward(memory, capture_error_mode)
     for one in reversed(captured):
-        one.capture_backward(memory, allow_unused_input)
+        one.capture_backward(memory, capture_error_mode, allow_unused_input)
 
     made = []
     for one in captured:

@@ -467,6 +467,8 @@ def _record_memory_history(
     compile_context: bool = False,
     global_record_annotations: bool = False,
     skip_actions: Sequence[str] | None = None,
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
 ) -> None:
     """Start or stop recording the history of the allocators of all devices.
 
@@ -481,15 +483,19 @@ def _record_memory_history(
         clear_history: whether to delete the events recorded so far.
         compile_context, global_record_annotations: must be False.
         skip_actions: kinds of events not to record, by their names in snapshots.
+        record_pinned_host_memory: must be False.
+        record_cuda: whether to record the history of device memory: must be True. The name is torch.cuda's.
 
     Raises:
         ValueError: `enabled`, `context`, `stacks` or `skip_actions` is none of these.
-        NotImplementedError: `compile_context` or `global_record_annotations` is True.
+        NotImplementedError: another argument has an unsupported value.
     """
     if compile_context or global_record_annotations:
         raise NotImplementedError(
             "compile_context and global_record_annotations are not supported: PyTorch has their hooks only for CUDA"
         )
+    if record_pinned_host_memory or not record_cuda:
+        raise NotImplementedError("the history of pinned host memory is not recorded, only that of device memory")
     if isinstance(enabled, bool):
         enabled = "all" if enabled else None
     _C._memory_record_history(enabled, context, stacks, max_entries, clear_history, list(skip_actions or ()))

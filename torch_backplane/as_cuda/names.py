@@ -15,12 +15,14 @@ _COPIES = "copies between devices for DataParallel, which PyTorch implements onl
 _CUDA_TYPES = "a type annotation used only within torch.cuda"
 _CUDA_LIBRARY = "a handle of a CUDA library"
 _CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Python exceptions"
+_GRAPH_HOOKS = "hooks of CUDA graphs, for tools that read CUDA's nodes and their ids"
 _GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
 
 # torch.cuda → why torch.bp has nothing like it. "nccl.*" covers all names of a submodule.
 ABSENT = {
     "CudaError": _CUDA_RUNTIME,
     "DEVICE_REQUIREMENT": _ARCHITECTURES,
+    "DEVICE_REQUIREMENT_POST_JETSON_SBSA_UNIFICATION": _ARCHITECTURES,
     "Device": _CUDA_TYPES,
     "GreenContext": _GREEN_CONTEXTS,
     "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
@@ -32,10 +34,18 @@ ABSENT = {
     "cudart": _CUDA_RUNTIME,
     "current_blas_handle": _CUDA_LIBRARY,
     "current_solver_handle": _CUDA_LIBRARY,
+    "export_dot": _GRAPH_HOOKS,
+    "export_graph_data": _GRAPH_HOOKS,
     "gds": "GPUDirect Storage is a feature of CUDA",
     "gds.*": "GPUDirect Storage is a feature of CUDA",
     "get_arch_list": _ARCHITECTURES,
     "get_gencode_flags": _ARCHITECTURES,
+    "graph_annotations": "annotates CUDA's graph nodes for NVIDIA's profilers",
+    "graph_annotations.*": "annotates CUDA's graph nodes for NVIDIA's profilers",
+    **{
+        f"graphs.register_graph_{event}_hook": _GRAPH_HOOKS
+        for event in ("capture_start", "capture_end", "instantiate", "replay_start", "replay_end", "destroy")
+    },
     "green_contexts": _GREEN_CONTEXTS,
     "green_contexts.*": _GREEN_CONTEXTS,
     "has_half": "always True in torch.cuda; torch.bp.get_device_properties().dtypes lists the dtypes of each device",
@@ -48,6 +58,10 @@ ABSENT = {
     "profiler.*": "controls NVIDIA's profilers; torch.profiler covers bp",
     "sparse": _SPARSE,
     "sparse.*": _SPARSE,
+    **{
+        f"tunable.{verb}_cublaslt_requested_algo_count": "a setting of cuBLASLt"
+        for verb in ("get", "set")
+    },
 }
 
 # torch.backends.cuda → torch.backends.bp

@@ -16,7 +16,10 @@ from torch_backplane.operators.normalization import (
     run_norm_backward,
 )
 from torch_backplane.planning import Call, Refused, check, operator
-from torch_backplane.planning.strides import is_channels_last
+from torch_backplane.planning.strides import is_channels_last, suggested
+
+# PyTorch's kernels accept other layouts since torch 2.14.
+ONLY_CONTIGUOUS = torch.__version__ < "2.14"
 
 
 def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
@@ -31,15 +34,16 @@ def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, gr
 def _normalized(
     self: torch.Tensor, weight: Optional, bias: Optional, batch: int, groups: int
 ) -> list[torch.Tensor] | None:
-    """Meta tensors like the result, mean and rstd; None if PyTorch's meta function determines them."""
-    plain = self.dtype in (torch.float32, torch.float64) and self.is_contiguous() and self.numel() > 0
+    """Meta tensors like the result, mean and rstd; None if PyTorch's meta function determines them.
+
+    The result has the layout of the CPU's. That of PyTorch's meta function is always contiguous since torch 2.14.
+    """
     mixed = check_parameters(self, weight, bias)
-    if not plain and not mixed:
+    if self.numel() == 0 and not mixed:
         return None
     statistics = torch.empty([batch, groups], dtype=torch.float32 if mixed else self.dtype, device="meta")
-    if mixed:
-        return [torch.empty_like(self, device="meta"), statistics, statistics]
-    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), statistics, statistics]
+    out = torch.empty_like(self, memory_format=suggested(self.shape, self.stride()), device="meta")
+    return [out, statistics, statistics]
 
 
 @operator("native_group_norm")
@@ -56,7 +60,8 @@ def native_group_norm(
 ) -> Results:
     if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
         raise Refused("weight or bias does not have one element for each channel")
-    check(self.is_contiguous() or is_channels_last(self.shape, self.stride()), "self is not contiguous")
+    if ONLY_CONTIGUOUS:
+        check(self.is_contiguous() or is_channels_last(self.shape, self.stride()), "self is not contiguous")
     _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs(like=_normalized(self, weight, bias, batch, groups))
     sets = Sets.group(batch, channels, length, groups)
@@ -85,6 +90,6 @@ def native_group_norm_backward(
     check_parameters(self, weight)
     check_gradients(self, grad, mean, rstd)
     channel = self.new_empty(channels) if weight is None else weight
-    results = new_like([self, channel, channel], output_mask)
+    results = new_like([self, channel, channel], output_mask, first=suggested(self.shape, self.stride()))
     run_norm_backward(Sets.group(batch, channels, length, groups), results, Saved(grad, self, weight, mean, rstd))
     return results
