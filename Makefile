@@ -64,12 +64,13 @@ demo-digits: $(ready) ## train a convolutional network on bp (seconds)
 
 test: lint ## lint, then the tests (half an hour on 2 cores)
 	$(pytest) $(quick) $(ARGS)
-	$(pytest) --on opencl $(quick) $(ARGS)
+	$(pytest) --on opencl $(quick) --ignore tests/distributed $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
 
 test-slow: $(ready) ## the tests that `make test` leaves out because they are slow
 	$(pytest) --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py $(ARGS) # test-compile has these
-	$(pytest) --on opencl --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py $(ARGS)
+	$(pytest) --on opencl --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py \
+		--ignore tests/distributed $(ARGS)
 
 test-all: ## all tests with all parameters (hours)
 	$(MAKE) test EVERY=1
@@ -89,8 +90,9 @@ test-pytorch: $(ready) ## PyTorch's operator, module and optimizer tests (an hou
 test-compile: $(ready) ## PyTorch's operators through torch.compile, on OpenCL (an hour)
 	$(pytest) --on opencl --dist load tests/compile $(ARGS)
 
-test-distributed: $(ready) ## all tests of torch.distributed, PyTorch's among them (20 minutes)
+test-distributed: $(ready) ## all tests of torch.distributed, PyTorch's among them (25 minutes)
 	$(pytest) --timeout 900 tests/distributed $(ARGS)
+	$(pytest) --timeout 900 --on opencl $(quick) tests/distributed $(ARGS)
 
 test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)

@@ -267,6 +267,7 @@ DistributedBackend::Work DistributedBackend::issue(Collective collective, bool b
     work->record_current_streams();
     calls_.add([this, work] { work->start(*engine_, link_.get()); });
   }
+  work->end_recording();
   return work;
 }
 

@@ -1,5 +1,6 @@
 #include "distributed/collective_work.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
@@ -54,6 +55,16 @@ std::string title_of(const Collective& collective) {
   return "backplane:" + (collective.type == c10d::OpType::RECVANYSOURCE ? "recvAnySource" : collective.name);
 }
 
+// PyTorch's thread-local state, such as the profiler and modes, in a thread that has not changed it.
+const at::ThreadLocalState& state_of_new_threads() {
+  static const at::ThreadLocalState kState = [] {
+    at::ThreadLocalState state;
+    std::thread([&state] { state = at::ThreadLocalState(); }).join();
+    return state;
+  }();
+  return kState;
+}
+
 std::vector<c10::Device> as_devices(const std::vector<c10::DeviceIndex>& indices) {
   std::vector<c10::Device> devices;
   for (const auto index : indices) {
@@ -85,7 +96,16 @@ CollectiveWork::CollectiveWork(
       open_parts_(collective_.parts.size()),
       future_(
           c10::make_intrusive<c10::ivalue::Future>(
-              c10::ListType::create(c10::TensorType::get()), as_devices(devices_))) {}
+              c10::ListType::create(c10::TensorType::get()), as_devices(devices_))) {
+  end_recording_.swap(recordFunctionEndCallback_);
+}
+
+void CollectiveWork::end_recording() {
+  if (end_recording_) {
+    end_recording_();
+    end_recording_ = nullptr;
+  }
+}
 
 void CollectiveWork::record_current_streams() {
   for (const auto index : devices_) {
@@ -126,7 +146,13 @@ void CollectiveWork::start_part(CollectivePart& part, c10d::Backend& engine, Lin
   if (link != nullptr) {
     earliest = link->reserve(part.bytes_sent(collective_.type, group_.size));
   }
-  const auto work = part.start(engine);
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    // Threads of the engine inherit this state. With the caller's, they would write to a profile that has ended.
+    const at::ThreadLocalStateGuard state(state_of_new_threads());
+    const torch::autograd::AutoGradMode no_grad(false);
+    work = part.start(engine);
+  }
   auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
   when_finished(work, [self, work, &part, earliest](const std::exception_ptr& error) {
     if (earliest.has_value()) {

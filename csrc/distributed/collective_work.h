@@ -38,6 +38,8 @@ class CollectiveWork final : public c10d::Work {
   bool can_start_now() const;
   // Copies to stand-ins and starts the engine. Its errors become this Work's. `link`: the modelled link, or null.
   void start(c10d::Backend& engine, Link* link) noexcept;
+  // Ends the range in profiles. The issuing thread must call this: the collective can end after the profile.
+  void end_recording();
   // Ends this Work with an error unless it has ended.
   void fail(std::exception_ptr error) noexcept;
 
@@ -65,6 +67,7 @@ class CollectiveWork final : public c10d::Work {
   const std::map<c10::DeviceIndex, c10::Stream> streams_;
   const int64_t bytes_;
   std::vector<c10::Event> events_;
+  std::function<void()> end_recording_;
   std::atomic<size_t> open_parts_;
   std::atomic<int> source_rank_{-1};
   std::mutex failure_lock_;

@@ -581,3 +581,24 @@ dist.destroy_process_group()
 
 def test_ranks_with_different_devices_agree_on_the_parts_of_large_tensors() -> None:
     ranks.run(DIFFERENT, 2, **DEVICES["host"])
+
+
+PROFILES = """
+start()
+for step in range(30):
+    x, gathered = filled(rank, 100 + step), [filled(-1, 100 + step) for _ in range(size)]
+    with torch.autograd.profiler.profile(use_kineto=True, record_shapes=True) as profile:
+        dist.all_gather(gathered, x)
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert [one.mean().item() for one in gathered] == list(range(size)), gathered
+    assert x.mean().item() == sum(range(size)), x
+    events = {one.name: one for one in profile.function_events}
+    assert events["backplane:all_reduce"].input_shapes == [[100 + step]], events["backplane:all_reduce"]
+    assert not [name for name in events if name.startswith("gloo:")], events
+dist.destroy_process_group()
+"""
+
+
+def test_collectives_can_end_after_the_profile(devices: dict[str, str]) -> None:
+    ranks.run(PROFILES, 2, **devices)

@@ -26,6 +26,7 @@ FILES = {
     "test_benchmarks_of_graphs.py": _REPORTS,
     "test_benchmarks_of_shapes.py": _REPORTS,
     "test_cli.py": _REPORTS,
+    "test_collectives.py": _OWN,
     "test_conformance_worker_pool.py": _REPORTS,
     "test_deferred_results.py": _OWN,
     "test_cuda_programs.py": _OWN,
@@ -50,6 +51,7 @@ FILES = {
     "test_kernels_expression.py": _TEXT,
     "test_kernels_pointwise.py": _TEXT,
     "test_kernels_reductions.py": _TEXT,
+    "test_killed_ranks.py": _OWN,
     "test_list_lengths.py": _OWN,
     "test_missing_dtypes.py": _OWN,
     "test_modelled_devices.py": _OWN,
@@ -70,6 +72,7 @@ FILES = {
     "test_plain_c_driver.py": _OWN,
     "test_ptxas.py": _OWN,
     "test_run.py": _OWN,
+    "test_settings.py": _OWN,
     "test_target.py": _OWN,
     "test_templates_attention.py": _TEXT,
     "test_templates_compact.py": _TEXT,
@@ -88,12 +91,13 @@ FILES = {
     "test_templates_strides.py": _TEXT,
     "test_templates_winograd.py": _TEXT,
     "test_torch_bp_environment.py": _OWN,
+    "test_training.py": _OWN,
     "test_pluggable_allocators.py": "needs devices in host memory",
     "test_process_unchanged.py": _OWN,
     "test_toy_driver.py": _OWN,
 }
 # Folders whose tests run in processes with their own devices.
-FOLDERS = ("cuda", "cuda_emulator", "discrete", "distributed", "fuzz", "opencl")
+FOLDERS = ("cuda", "cuda_emulator", "discrete", "fuzz", "opencl")
 
 _CPU_KERNELS = "tests CPU kernels, which host devices run; on OpenCL devices a planner implements the operator"
 

@@ -90,7 +90,8 @@ class InForks:
     """Starts the ranks of a MultiProcessTestCase as forks of a process that has imported this module.
 
     That is faster than new interpreters. Importing this module discovers devices, and multiprocessing has one server
-    for all forks. So the class has a separate server, and the next user (forked.py) starts another one.
+    for all forks. So the class has a separate server, and the next user (forked.py) starts another one. Only host
+    devices that were discovered can be used after a fork: on other devices, the server has imported only torch.
     """
 
     @classmethod
@@ -103,7 +104,7 @@ class InForks:
         server._stop()
         cls.addClassCleanup(_context.set_forkserver_preload, before)
         cls.addClassCleanup(server._stop)
-        _context.set_forkserver_preload([__name__])
+        _context.set_forkserver_preload([__name__ if os.environ["TORCH_BACKPLANE_DRIVERS"] == "host" else "torch"])
         with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
         super().setUpClass()
