@@ -87,17 +87,19 @@ def _streams_and_memory() -> list[str]:
     return program.failed
 
 
+_NOTHING = api.HostFunction(lambda _: None)  # graphs can call it later
+
+
 def _captures_and_graphs() -> list[str]:
     program = Program()
     use = program.use
     stream, memory, graph, child, node, executable, keeper = (ctypes.c_uint64() for _ in range(7))
     state, mode = ctypes.c_int(), ctypes.c_int(2)
-    release = api.HostFunction(lambda _: None)
     if use("cuMemAlloc_v2", ctypes.byref(memory), 64) and use("cuStreamCreate", ctypes.byref(stream), 1):
         if use("cuStreamBeginCapture_v2", stream.value, 1):
             use("cuMemsetD8Async", memory.value, 0, 64, stream.value)
             use("cuStreamGetCaptureInfo_v2", stream.value, ctypes.byref(state), None, ctypes.byref(graph), None, None)
-            if use("cuUserObjectCreate", ctypes.byref(keeper), None, release, 2, 1):
+            if use("cuUserObjectCreate", ctypes.byref(keeper), None, _NOTHING, 2, 1):
                 if graph.value:
                     use("cuGraphRetainUserObject", graph.value, keeper.value, 1, 1)
                 use("cuUserObjectRelease", keeper.value, 1)
