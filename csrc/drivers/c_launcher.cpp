@@ -72,6 +72,7 @@ struct Functions {
   ExportHandle export_event = nullptr;
   ImportEvent import_event = nullptr;
   std::optional<GraphFunctions> graphs;
+  std::optional<CaptureFunctions> captures;
 };
 
 class CKernel final : public NativeKernel {
@@ -280,6 +281,10 @@ class CLauncher final : public NativeLauncher {
     return functions_.graphs.has_value() ? &*functions_.graphs : nullptr;
   }
 
+  const CaptureFunctions* captures() const override {
+    return functions_.captures.has_value() ? &*functions_.captures : nullptr;
+  }
+
  private:
   const Functions functions_;
   const CInterprocess interprocess_;
@@ -331,6 +336,12 @@ std::unique_ptr<NativeLauncher> make_c_launcher(const std::map<std::string, uint
         reinterpret_cast<decltype(GraphFunctions::update)>(find("graph_update")),
         reinterpret_cast<decltype(GraphFunctions::launch)>(find("graph_launch")),
         reinterpret_cast<decltype(GraphFunctions::destroy)>(find("graph_destroy"))};
+  }
+  if (has_function(functions, "begin_capture")) {
+    found.captures = CaptureFunctions{
+        reinterpret_cast<decltype(CaptureFunctions::begin)>(find("begin_capture")),
+        reinterpret_cast<decltype(CaptureFunctions::end)>(find("end_capture")),
+        reinterpret_cast<decltype(CaptureFunctions::destroy)>(find("destroy_captured"))};
   }
   return std::make_unique<CLauncher>(found);
 }

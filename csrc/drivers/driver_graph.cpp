@@ -1,10 +1,14 @@
 #include "drivers/driver_graph.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "devices/compiled_kernel.h"
+#include "devices/queue_function.h"
 #include "drivers/driver_kernel.h"
 
 namespace backplane {
@@ -22,6 +26,133 @@ struct HostNode {
   }
 };
 
+// The arguments of a launch or a library call in the representation of a C launcher.
+c10::SmallVector<CArgument, 32> resolved(c10::ArrayRef<KernelArgument> arguments, const DriverMemory& memory) {
+  c10::SmallVector<LaunchArgument, 24> found;
+  for (const KernelArgument& argument : arguments) {
+    found.push_back(memory.resolve(argument));
+  }
+  return c_arguments(found);
+}
+
+// Everything that a library function can read from its arguments, as bytes.
+std::string bytes_of(c10::ArrayRef<CArgument> arguments) {
+  std::string bytes;
+  const auto append = [&bytes](const void* data, size_t count) { bytes.append(static_cast<const char*>(data), count); };
+  for (const CArgument& one : arguments) {
+    if (one.bytes == 0) {
+      append(&one.memory, sizeof one.memory);
+      append(&one.offset, sizeof one.offset);
+    } else {
+      append(one.data, one.bytes);
+    }
+  }
+  return bytes;
+}
+
+// The library calls of a graph, which the driver has captured.
+class CapturedCalls {
+ public:
+  CapturedCalls(DriverObject& driver, const DriverMemory& memory) : driver_(driver), memory_(memory) {}
+  ~CapturedCalls() {
+    discard_replaced();
+    for (const Call& one : calls_) {
+      destroy(one.captured);
+    }
+  }
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
+
+  // Captures the library calls of `commands`: all of them at first, then those whose arguments have changed. Throws if
+  // the library or the driver refuses one.
+  void capture(c10::ArrayRef<GraphCommand> commands) {
+    size_t next = 0;
+    for (const GraphCommand& one : commands) {
+      if (const auto* library_call = std::get_if<LibraryCall>(one.command)) {
+        if (next == calls_.size()) {
+          calls_.emplace_back();
+        }
+        capture(*library_call, calls_[next++]);
+      }
+    }
+  }
+
+  // The driver's object of the call `index`.
+  void* of(size_t index) const {
+    return calls_[index].captured;
+  }
+
+  // Destroys what later captures have replaced. Until then it exists, so that captures of a call have other addresses.
+  void discard_replaced() {
+    for (void* const one : std::exchange(replaced_, {})) {
+      destroy(one);
+    }
+  }
+
+  // Leaves the driver's objects to the end of the process.
+  void abandon() noexcept {
+    calls_.clear();
+    replaced_.clear();
+  }
+
+ private:
+  struct Call {
+    std::string arguments;
+    void* captured = nullptr;
+  };
+
+  void capture(const LibraryCall& library_call, Call& call) {
+    const auto arguments = resolved(library_call.arguments, memory_);
+    std::string bytes = bytes_of(arguments);
+    if (call.captured != nullptr && bytes == call.arguments) {
+      return;
+    }
+    void* const captured = captured_call(library_call, arguments);
+    if (call.captured != nullptr) {
+      replaced_.push_back(call.captured);
+    }
+    call = {std::move(bytes), captured};
+  }
+
+  void* captured_call(const LibraryCall& library_call, c10::ArrayRef<CArgument> arguments) const {
+    const QueueFunction& function = *library_call.function;
+    std::string doing = c10::str("capturing ", function.name(), " for ", *library_call.caller);
+    const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
+    const GilReleased released; // a thread that executes deferred commands can hold a lock of the library
+    void* queue = nullptr;
+    if (const int status = functions_->begin(&queue)) {
+      driver_.errors().convert(NativeError{"begin_capture", status, ""}, driver_.object(), doing);
+    }
+    const int status = call(queue, arguments.data(), arguments.size());
+    void* captured = nullptr;
+    const int ended = functions_->end(queue, &captured);
+    if (status == 0 && ended == 0) {
+      return captured;
+    }
+    destroy(captured);
+    const std::string why = status != 0 ? function.explain(status) : "";
+    if (ended == 0) {
+      driver_.errors().fail(doing, function.name(), status, why);
+    }
+    if (status != 0) {
+      doing += c10::str(", which answered ", status, why.empty() ? "" : " (" + why + ")");
+    }
+    driver_.errors().convert(NativeError{"end_capture", ended, ""}, driver_.object(), doing);
+  }
+
+  void destroy(void* captured) const {
+    if (captured != nullptr) {
+      static_cast<void>(functions_->destroy(captured)); // callers cannot report an error
+    }
+  }
+
+  DriverObject& driver_;
+  const DriverMemory& memory_;
+  const CaptureFunctions* const functions_ = driver_.launcher()->captures(); // null: there are no library calls
+  std::vector<Call> calls_; // in the order of the commands
+  std::vector<void*> replaced_;
+};
+
 bool overlap(const Copy& copy) {
   const auto* to = static_cast<const char*>(copy.destination);
   const auto* from = static_cast<const char*>(copy.source);
@@ -31,8 +162,12 @@ bool overlap(const Copy& copy) {
 // Commands in the representation of the graph functions, with the arrays that they point to.
 class CCommands {
  public:
-  CCommands(c10::ArrayRef<GraphCommand> commands, const DriverMemory& memory, std::deque<HostNode>& host_nodes)
-      : memory_(memory), next_host_node_(host_nodes.begin()) {
+  CCommands(
+      c10::ArrayRef<GraphCommand> commands,
+      const DriverMemory& memory,
+      std::deque<HostNode>& host_nodes,
+      const CapturedCalls& captured_calls)
+      : memory_(memory), next_host_node_(host_nodes.begin()), captured_calls_(captured_calls) {
     for (const GraphCommand& given : commands) {
       CCommand made{};
       after_.emplace_back(given.after.begin(), given.after.end());
@@ -56,11 +191,7 @@ class CCommands {
     made.kernel = static_cast<DriverKernel*>(launch.kernel->handle())->native_handle();
     std::copy(launch.spec.global_size.begin(), launch.spec.global_size.end(), made.items);
     std::copy(launch.spec.group_size.begin(), launch.spec.group_size.end(), made.group);
-    c10::SmallVector<LaunchArgument, 24> resolved;
-    for (const KernelArgument& argument : launch.arguments) {
-      resolved.push_back(memory_.resolve(argument));
-    }
-    arguments_.push_back(c_arguments(resolved));
+    arguments_.push_back(resolved(launch.arguments, memory_));
     made.arguments = arguments_.back().data();
     made.argument_count = arguments_.back().size();
   }
@@ -90,6 +221,11 @@ class CCommands {
     made.argument = &*next_host_node_++;
   }
 
+  void add(const LibraryCall&, CCommand& made) {
+    made.kind = CCommand::Captured;
+    made.argument = captured_calls_.of(next_library_call_++);
+  }
+
   template <typename Other>
   void add(const Other&, CCommand&) {
     TORCH_INTERNAL_ASSERT(false, "native graphs do not support this command");
@@ -102,6 +238,8 @@ class CCommands {
 
   const DriverMemory& memory_;
   std::deque<HostNode>::iterator next_host_node_;
+  const CapturedCalls& captured_calls_;
+  size_t next_library_call_ = 0;
   std::vector<CCommand> commands_;
   std::deque<c10::SmallVector<CArgument, 32>> arguments_;
   std::deque<std::vector<uint64_t>> after_;
@@ -111,12 +249,17 @@ class DriverGraph final : public NativeGraph {
  public:
   DriverGraph(
       c10::ArrayRef<GraphCommand> commands, DriverObject& driver, const DriverMemory& memory, DriverStreams& streams)
-      : functions_(*driver.launcher()->graphs()), driver_(driver), memory_(memory), streams_(streams) {
+      : functions_(*driver.launcher()->graphs()),
+        driver_(driver),
+        memory_(memory),
+        streams_(streams),
+        captured_calls_(driver, memory) {
     for (const GraphCommand& one : commands) {
       if (const auto* callback = std::get_if<HostCallback>(one.command)) {
         host_nodes_->push_back({callback->function, callback->memory.vec(), callback->numbers.vec()});
       }
     }
+    captured_calls_.capture(commands);
     try {
       create(commands);
     } catch (const NativeError& error) {
@@ -127,6 +270,7 @@ class DriverGraph final : public NativeGraph {
   ~DriverGraph() override {
     if (!Py_IsInitialized() || driver_.errors().is_lost()) {
       static_cast<void>(host_nodes_.release()); // a queue can still call them
+      captured_calls_.abandon();
       return;
     }
     if (!host_nodes_->empty()) {
@@ -154,7 +298,7 @@ class DriverGraph final : public NativeGraph {
  private:
   void create(c10::ArrayRef<GraphCommand> commands) {
     const uint64_t generation = memory_.generation();
-    const CCommands given(commands, memory_, *host_nodes_);
+    const CCommands given(commands, memory_, *host_nodes_, captured_calls_);
     void* graph = nullptr;
     check_status("graph_create", functions_.create(given.data(), given.size(), &graph));
     graph_ = graph;
@@ -164,17 +308,19 @@ class DriverGraph final : public NativeGraph {
   void update(c10::ArrayRef<GraphCommand> commands) {
     const uint64_t generation = memory_.generation();
     int updated = 0;
+    captured_calls_.capture(commands);
     {
-      const CCommands given(commands, memory_, *host_nodes_);
+      const CCommands given(commands, memory_, *host_nodes_, captured_calls_);
       check_status("graph_update", functions_.update(graph_, given.data(), given.size(), &updated));
     }
     if (updated != 0) {
       generation_ = generation;
-      return;
+    } else {
+      void* const before = graph_;
+      create(commands);
+      check_status("graph_destroy", functions_.destroy(before));
     }
-    void* const before = graph_;
-    create(commands);
-    check_status("graph_destroy", functions_.destroy(before));
+    captured_calls_.discard_replaced();
   }
 
   const GraphFunctions& functions_; // of the launcher, which lives as long as the process
@@ -182,7 +328,8 @@ class DriverGraph final : public NativeGraph {
   const DriverMemory& memory_;
   DriverStreams& streams_;
   std::unique_ptr<std::deque<HostNode>> host_nodes_ = std::make_unique<std::deque<HostNode>>();
-  std::mutex lock_;
+  std::mutex lock_; // held while a launch uses what follows
+  CapturedCalls captured_calls_;
   void* graph_ = nullptr;
   uint64_t generation_ = 0; // of the memory that the graph refers to
 };
@@ -201,6 +348,7 @@ std::unique_ptr<NativeGraph> make_driver_graph(
     const auto* copy = std::get_if<Copy>(&command);
     const bool takes = (launch != nullptr && !launch->spec.has_attributes()) || std::holds_alternative<Fill>(command) ||
         (copy != nullptr && copy->kind == CopyKind::WithinDevice && !overlap(*copy)) ||
+        (std::holds_alternative<LibraryCall>(command) && launcher->captures() != nullptr) ||
         (std::holds_alternative<HostCallback>(command) && launcher->calls_host() && !launcher->host_sees_memory());
     if (!takes || is_empty(command)) {
       return nullptr;
@@ -214,7 +362,19 @@ std::unique_ptr<NativeGraph> make_driver_graph(
       }
     }
   }
-  return std::make_unique<DriverGraph>(commands, driver, memory, streams);
+  const bool calls_libraries = std::any_of(commands.begin(), commands.end(), [](const GraphCommand& one) {
+    return std::holds_alternative<LibraryCall>(*one.command);
+  });
+  if (!calls_libraries) {
+    return std::make_unique<DriverGraph>(commands, driver, memory, streams);
+  }
+  try {
+    return std::make_unique<DriverGraph>(commands, driver, memory, streams);
+  } catch (const c10::AcceleratorError& error) {
+    driver.errors().check();
+    TORCH_WARN("replays of this graph submit its commands one by one: ", error.what_without_backtrace());
+    return nullptr;
+  }
 }
 
 } // namespace backplane

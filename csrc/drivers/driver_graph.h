@@ -13,7 +13,7 @@ namespace backplane {
 
 // command_t in docs/driver-contract.md.
 struct CCommand {
-  enum Kind : uint64_t { Launch, Copy, Fill, HostCallback };
+  enum Kind : uint64_t { Launch, Copy, Fill, HostCallback, Captured };
 
   uint64_t kind;
   const uint64_t* after; // indices of the commands that this one depends on
@@ -33,7 +33,7 @@ struct CCommand {
   int value;
   // A host callback.
   void (*function)(void* argument);
-  void* argument;
+  void* argument; // or what CaptureFunctions::end returned
 };
 
 struct GraphFunctions {
@@ -43,8 +43,15 @@ struct GraphFunctions {
   int (*destroy)(void* graph);
 };
 
-// Returns null if the launcher has no graphs, or does not support one of the commands. The references must outlive the
-// graph; they live as long as the process.
+struct CaptureFunctions {
+  int (*begin)(void** queue);
+  int (*end)(void* queue, void** captured);
+  int (*destroy)(void* captured);
+};
+
+// Returns null if the launcher has no graphs, or does not support one of the commands; with a warning if a library or
+// the driver refuses the capture of a library call. The references must outlive the graph; they live as long as the
+// process.
 std::unique_ptr<NativeGraph> make_driver_graph(
     c10::ArrayRef<GraphCommand> commands, DriverObject& driver, const DriverMemory& memory, DriverStreams& streams);
 

@@ -259,6 +259,11 @@ void DriverStreams::submit(const Command& command, DriverStream& stream, c10::in
       kept->recorded();
       c10::intrusive_ptr<Event>::reclaim(kept);
     });
+  } else if (const auto* wait = std::get_if<EventWait>(&command)) {
+    // Deferred behind a command that another thread has submitted meanwhile, or in a callback of a deferred command.
+    keep = std::shared_ptr<Event>(
+        c10::intrusive_ptr<Event>::reclaim_copy(&event_of(wait->event)).release(),
+        [](Event* kept) { c10::intrusive_ptr<Event>::reclaim(kept); });
   }
   stream.deferred.submit(std::move(build), StoredCommand(command, std::move(keep)));
 }

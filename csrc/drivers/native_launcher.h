@@ -118,6 +118,7 @@ class NativeInterprocess {
 };
 
 struct GraphFunctions; // drivers/driver_graph.h
+struct CaptureFunctions;
 
 class NativeLauncher {
  public:
@@ -182,6 +183,10 @@ class NativeLauncher {
     return nullptr;
   }
   virtual const GraphFunctions* graphs() const {
+    return nullptr;
+  }
+  // The capture of library calls. Requires graphs().
+  virtual const CaptureFunctions* captures() const {
     return nullptr;
   }
 };

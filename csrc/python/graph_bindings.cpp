@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "graphs/accelerator_graph.h"
@@ -33,9 +34,10 @@ void bind_graphs(py::module_& module) {
             graph.capture_begin(pool.value_or(c10::MempoolId_t{0, 0}), mode_named(mode));
           },
           py::arg("pool") = py::none(), py::arg("capture_error_mode") = "global", released)
-      .def("capture_end", &Graph::capture_end, released)
-      .def("instantiate", &Graph::instantiate, released)
-      .def("replay", &Graph::replay, released)
+      // These three can warn: the wrapper makes that a warning of Python.
+      .def("capture_end", torch::wrap_pybind_function_no_gil(&Graph::capture_end))
+      .def("instantiate", torch::wrap_pybind_function_no_gil(&Graph::instantiate))
+      .def("replay", torch::wrap_pybind_function_no_gil(&Graph::replay))
       .def("reset", &Graph::reset, released)
       .def("pool", &Graph::pool)
       .def("enable_debug_mode", &Graph::enable_debug_mode)

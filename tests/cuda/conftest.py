@@ -12,6 +12,7 @@ Run = Callable[..., str]
 
 # In `make test`, of the tests that run programs. `make test-cuda-emulated` runs all.
 QUICK = {
+    "test_a_graph_with_library_calls_is_one_cuda_graph",
     "test_addresses_are_cudas",
     "test_an_illegal_access_loses_the_device",
     "test_graphs_are_cudas_and_updated_in_place",

@@ -48,16 +48,22 @@ def test_a_kernel_fails_while_it_runs(error: int) -> None:
     assert api.status("cuStreamQuery", 0) == error
 
 
-def _program(call: Callable[..., int]) -> list[str]:
-    """Use many functions; return those that failed."""
-    failed: list[str] = []
+class Program:
+    """Uses many functions."""
 
-    def use(name: str, *arguments: object) -> bool:
-        error = call(name, *arguments)
+    def __init__(self) -> None:
+        self.failed: list[str] = []  # the names of those that failed
+
+    def use(self, name: str, *arguments: object) -> bool:
+        error = api.status(name, *arguments)
         if error != 0:
-            failed.append(name)
+            self.failed.append(name)
         return error == 0
 
+
+def _streams_and_memory() -> list[str]:
+    program = Program()
+    use = program.use
     made, memory, host, event = (ctypes.c_uint64() for _ in range(4))
     if use("cuStreamCreate", ctypes.byref(made), 1):
         use("cuStreamQuery", made.value)
@@ -78,19 +84,53 @@ def _program(call: Callable[..., int]) -> list[str]:
             use("cuMemFreeHost", host.value)
         use("cuMemFree_v2", memory.value)
     use("cuCtxSynchronize")
-    return failed
+    return program.failed
 
 
-def test_every_function_fails_once() -> None:
+_NOTHING = api.HostFunction(lambda _: None)  # graphs can call it later
+
+
+def _captures_and_graphs() -> list[str]:
+    program = Program()
+    use = program.use
+    stream, memory, graph, child, node, executable, keeper = (ctypes.c_uint64() for _ in range(7))
+    state, mode = ctypes.c_int(), ctypes.c_int(2)
+    if use("cuMemAlloc_v2", ctypes.byref(memory), 64) and use("cuStreamCreate", ctypes.byref(stream), 1):
+        if use("cuStreamBeginCapture_v2", stream.value, 1):
+            use("cuMemsetD8Async", memory.value, 0, 64, stream.value)
+            use("cuStreamGetCaptureInfo_v2", stream.value, ctypes.byref(state), None, ctypes.byref(graph), None, None)
+            if use("cuUserObjectCreate", ctypes.byref(keeper), None, _NOTHING, 2, 1):
+                if graph.value:
+                    use("cuGraphRetainUserObject", graph.value, keeper.value, 1, 1)
+                use("cuUserObjectRelease", keeper.value, 1)
+            if use("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode)):
+                use("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            use("cuStreamEndCapture", stream.value, ctypes.byref(child))
+        if child.value and use("cuGraphCreate", ctypes.byref(graph), 0):
+            if (
+                use("cuGraphAddChildGraphNode", ctypes.byref(node), graph.value, None, 0, child.value)
+                and use("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph.value, 0)
+            ):
+                use("cuGraphExecChildGraphNodeSetParams", executable.value, node.value, child.value)
+                use("cuGraphLaunch", executable.value, stream.value)
+                use("cuGraphExecDestroy", executable.value)
+            use("cuGraphDestroy", graph.value)
+        use("cuStreamDestroy_v2", stream.value)
+        use("cuMemFree_v2", memory.value)
+    return program.failed
+
+
+@pytest.mark.parametrize(("program", "count"), [(_streams_and_memory, 18), (_captures_and_graphs, 19)])
+def test_every_function_fails_once(program: Callable[[], list[str]], count: int) -> None:
     before = api.calls()
-    assert _program(api.status) == []
-    used = [name for name, count in api.calls().items() if count > before.get(name, 0)]
-    assert len(used) == 18
+    assert program() == []
+    used = [name for name, now in api.calls().items() if now > before.get(name, 0)]
+    assert len(used) == count
     for name in used:
         api.inject(name, 1, 999)
-        failed = _program(api.status)
+        failed = program()
         assert [one.removesuffix("_v2") for one in failed] == [name]
-        assert _program(api.status) == []
+        assert program() == []
 
 
 def test_functions_of_nvrtc_fail() -> None:

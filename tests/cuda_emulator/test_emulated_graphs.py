@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
 from collections.abc import Sequence
 
 import driver_api as api
@@ -236,6 +237,104 @@ def test_child_graphs_and_clones() -> None:
     assert _types(clone) == [4, 0]
     _launch(_instantiate(clone))
     assert _ints(memory) == [6] * 4
+
+
+def test_updates_of_child_graphs(context: int) -> None:
+    memory, add = _zeros(), api.kernel(ADD, "add")
+
+    def child(*numbers: int) -> int:
+        made, last = _graph(), []
+        for one in numbers:
+            last = [_node("KernelNode_v2", made, last, KernelNode(add, memory, one))]
+        return made
+
+    graph = _graph()
+    first = _node("ChildGraphNode", graph, [], child(1, 2))
+    other = _node("MemsetNode", graph, [first], FillNode(memory, 0, 0, 4, 1, 1), context)
+    executable = _instantiate(graph)
+    _launch(executable)
+    assert _ints(memory) == [0, 3, 3, 3]
+    update = child(10, 20)
+    api.call("cuGraphExecChildGraphNodeSetParams", executable, first, update)
+    api.call("cuGraphDestroy", update)
+    for step in (1, 2):
+        _launch(executable)
+        assert _ints(memory) == [0, *[3 + 30 * step] * 3]
+    for wrong in ((first, child(1)), (first, 4096), (other, child(1, 2))):
+        assert api.status("cuGraphExecChildGraphNodeSetParams", executable, *wrong) == api.INVALID_VALUE
+    _launch(executable)
+    assert _ints(memory) == [0, *[93] * 3]
+
+
+class UserObject:
+    """A user object with references of the program. `released`: the calls of its function, with what CUDA answered."""
+
+    def __init__(self, references: int = 1) -> None:
+        self.released: list[int] = []
+        self._function = api.HostFunction(lambda _: self.released.append(api.status("cuCtxSynchronize")))
+        self.handle = int(api.result("cuUserObjectCreate", None, self._function, references, 1))
+
+    def retain(self, graph: int, move: bool = True) -> None:
+        api.call("cuGraphRetainUserObject", graph, self.handle, 1, int(move))
+
+
+def test_a_graph_keeps_user_objects_until_its_launches_are_complete() -> None:
+    memory, child, graph, stream = _zeros(), _graph(), _graph(), api.stream()
+    _node("KernelNode_v2", child, [], KernelNode(api.kernel(ADD, "add"), memory, 1))
+    of_child, of_graph = UserObject(), UserObject()
+    of_child.retain(child)
+    of_graph.retain(graph)
+    _node("ChildGraphNode", graph, [], child)
+    api.call("cuGraphDestroy", child)
+    executable = _instantiate(graph)
+    api.call("cuGraphDestroy", graph)
+    with api.blocked(stream):
+        api.call("cuGraphLaunch", executable, stream)
+        api.call("cuGraphExecDestroy", executable)
+        assert (of_child.released, of_graph.released) == ([], [])
+    api.synchronize(stream)
+    api.call("cuStreamDestroy_v2", stream)  # its thread ends
+    for one in (of_child, of_graph):
+        for _ in range(1000):
+            if one.released:
+                break
+            time.sleep(0.01)
+        assert one.released == [api.NOT_PERMITTED]  # the function must not call CUDA
+
+
+def test_an_update_of_a_child_graph_replaces_its_user_objects() -> None:
+    graph, children, objects = _graph(), [_graph(), _graph()], [UserObject(), UserObject()]
+    for child, one in zip(children, objects, strict=True):
+        _node("EmptyNode", child, [])
+        one.retain(child)
+    node = _node("ChildGraphNode", graph, [], children[0])
+    executable = _instantiate(graph)
+    api.call("cuGraphExecChildGraphNodeSetParams", executable, node, children[1])
+    for one in (graph, *children):
+        api.call("cuGraphDestroy", one)
+    assert [len(one.released) for one in objects] == [1, 0]
+    api.call("cuGraphExecDestroy", executable)
+    assert [len(one.released) for one in objects] == [1, 1]
+
+
+def test_references_to_user_objects() -> None:
+    graph, one, made = _graph(), UserObject(2), ctypes.c_uint64()
+    one.retain(graph, move=False)
+    one.retain(graph)
+    api.call("cuUserObjectRelease", one.handle, 1)
+    assert api.status("cuUserObjectRelease", one.handle, 1) == api.INVALID_VALUE
+    assert one.released == []
+    api.call("cuGraphDestroy", graph)
+    assert len(one.released) == 1
+    function = api.HostFunction(lambda _: None)
+    for wrong in ((None, None, 1, 1), (None, function, 0, 1), (None, function, 1, 0)):
+        assert api.status("cuUserObjectCreate", ctypes.byref(made), *wrong) == api.INVALID_VALUE
+    left = UserObject()
+    for number, move in ((0, 1), (2, 1), (1, 2)):
+        assert api.status("cuGraphRetainUserObject", _graph(), left.handle, number, move) == api.INVALID_VALUE
+    assert left.released == []
+    api.call("cuUserObjectRelease", left.handle, 1)
+    assert len(left.released) == 1
 
 
 def test_dependencies() -> None:
@@ -494,6 +593,14 @@ def test_a_capture_ends_in_its_thread() -> None:
     thread.join()
     assert seen == [WRONG_THREAD]
     assert _end(stream)[0] == 0
+
+
+def test_a_capture_ends_with_its_stream() -> None:
+    stream = api.stream()
+    _begin(stream, THREAD_LOCAL)
+    api.call("cuMemsetD8Async", _unchecked_memory(), 0, 4, stream)
+    api.call("cuStreamDestroy_v2", stream)
+    api.allocate(4)  # which a capture would refuse
 
 
 def test_a_captured_stream_can_be_destroyed() -> None:

@@ -14,7 +14,8 @@ import pytest
 FLOAT, COMPLEX = 0, 4  # cudaDataType
 COMPUTE_FLOAT = 68
 NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, NOT_SUPPORTED = 1, 7, 13, 15  # cublasStatus_t
-INVALID_PLAN, INVALID_ARGUMENT, UNALIGNED_DATA, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 9, 11, 13  # cufftResult
+# cufftResult
+INVALID_PLAN, INVALID_ARGUMENT, INTERNAL_ERROR, UNALIGNED_DATA, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 5, 9, 11, 13
 
 Call = Callable[..., int]
 
@@ -134,6 +135,74 @@ def test_transforms_check_their_arguments(cufft: Call, second: int) -> None:
     assert cufft("cufftXtExec", plan + 1000, memory, memory + 512, 1) == INVALID_PLAN
     api.call("cuCtxSetCurrent", second)
     assert cufft("cufftXtExec", plan, memory, memory + 512, 1) == INVALID_DEVICE
+
+
+RELAXED, THREAD_LOCAL = 2, 1
+INVALIDATED = 901
+
+
+def captured(stream: int, *calls: Callable[[], int]) -> tuple[list[int], int, int]:
+    """Return the statuses of calls, of the end of their capture in a stream, and the graph."""
+    graph = ctypes.c_uint64()
+    api.call("cuStreamBeginCapture_v2", stream, THREAD_LOCAL)
+    statuses = [one() for one in calls]
+    return statuses, api.status("cuStreamEndCapture", stream, ctypes.byref(graph)), graph.value
+
+
+def test_captured_calls_are_executed_by_each_launch(cublas: Call, cufft: Call) -> None:
+    handle, memory, stream, workspace = made_handle(cublas), api.allocate(4096), api.stream(), api.allocate(1 << 20)
+    plan, needed = made_plan(cufft, 2)
+    a, b, c, d = (memory + 512 * i for i in range(4))
+    statuses, ended, graph = captured(
+        stream,
+        lambda: cublas("cublasSetStream_v2", handle, stream),
+        lambda: cublas("cublasSetWorkspace_v2", handle, workspace, 1 << 20),
+        lambda: product(cublas, handle, a=a, b=b, c=c),
+        lambda: cufft("cufftSetStream", plan, stream),
+        lambda: cufft("cufftSetWorkArea", plan, memory + 4096 - needed),
+        lambda: cufft("cufftXtExec", plan, c, d, -1),
+    )
+    assert (statuses, ended) == ([0] * 6, 0)
+    count = ctypes.c_size_t()
+    api.call("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    assert count.value == 2
+    executable = api.result("cuGraphInstantiateWithFlags", graph, 0)
+    api.call("cuGraphDestroy", graph)
+    for factor in (1, 2):
+        api.write(a, floats(*(factor * one for one in (1, 2, 3, 4, 5, 6))))
+        api.write(b, floats(1, 0, 1, 2, 0, 0))
+        api.call("cuGraphLaunch", executable, stream)
+        api.synchronize(stream)
+        assert api.read(c, 16) == floats(*(factor * one for one in (6, 8, 2, 4)))
+        assert api.read(d, 16) == floats(*(factor * one for one in (8, 12, 4, 4)))
+    assert cufft("cufftDestroy", plan) == 0
+    api.call("cuGraphLaunch", executable, stream)  # with a plan that does not exist any more
+    api.synchronize(stream)
+    assert api.read(d, 16) == b"\xff" * 16
+
+
+def test_libraries_prepare_nothing_in_a_capture(cublas: Call, cufft: Call) -> None:
+    """Unless the thread is relaxed: what they allocate is no part of the graph."""
+    made, mode, stream = ctypes.c_uint64(), ctypes.c_int(RELAXED), api.stream()
+    unmade, (done, _) = ctypes.c_int(), made_plan(cufft, 8)
+    assert cufft("cufftCreate", ctypes.byref(unmade)) == 0
+    assert cufft("cufftSetAutoAllocation", unmade.value, 0) == 0
+
+    def prepare() -> int:
+        kinds = (None, 1, 1, COMPLEX, None, 1, 1, COMPLEX, 1, ctypes.byref(ctypes.c_size_t()), COMPLEX)
+        return cufft("cufftXtMakePlanMany", unmade.value, 1, (ctypes.c_longlong * 1)(4), *kinds)
+
+    def exchange() -> int:
+        return api.status("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    calls = (
+        lambda: cublas("cublasCreate_v2", ctypes.byref(made)), prepare, lambda: cufft("cufftDestroy", done)
+    )  # fmt: skip
+    for call, error in zip(calls, (NOT_INITIALIZED, INTERNAL_ERROR, INTERNAL_ERROR), strict=True):
+        assert captured(stream, call) == ([error], INVALIDATED, 0)
+    statuses, ended, _ = captured(stream, exchange, *calls, exchange)
+    assert (statuses, ended) == ([0] * 5, 0)
+    assert mode.value == RELAXED
 
 
 def test_versions(libraries: Path) -> None:

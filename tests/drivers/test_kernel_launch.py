@@ -439,6 +439,40 @@ assert driver.builds == ["slow"]  # built only once
 """)
 
 
+def test_a_deferred_wait_keeps_its_event(toy: Run) -> None:
+    """The wait is submitted while deferred commands execute, so it is deferred behind the last one."""
+    toy("""
+import weakref
+a, b, o = bp(1, 2), bp(10, 10), bp(0, 0)
+side, stream = torch.bp.Stream(), torch.bp.current_stream()
+torch.bp.synchronize()
+device, events, seen = driver.KernelDevice, [], []
+create_event, run = device.create_event, device.launch
+
+def created(self, timing):
+    event = create_event(self, timing)
+    events.append(weakref.ref(event))
+    return event
+
+def launched(self, *given):
+    run(self, *given)
+    if not seen:
+        stream.wait_event(side.record_event())
+        side.record_event().synchronize()  # the stream's thread has no reference to the first event any more
+    seen.append(events[0]() is not None)
+
+device.create_event, device.launch = created, launched
+driver.gate.clear()
+slow = compile(entry="slow")
+launch(slow, a, b, o)
+launch(slow, a, o, b)
+driver.gate.set()
+stream.synchronize()
+assert seen == [True, True] and b.tolist() == [12, 14]
+assert events[0]() is None
+""")
+
+
 @pytest.mark.parametrize("before", ["a build", "slow work", "a build, and slow work behind it"])
 def test_submission_blocks_while_many_commands_are_pending(toy: Run, before: str) -> None:
     toy(f"""

@@ -27,7 +27,7 @@ import sys, time, torch
 from torch_backplane import _C, drivers, plans
 torch.accelerator.device_count()
 import driver_queued_module as driver
-from torch_backplane.planning import Call, QueueFunction, call_on_cpu, operator
+from torch_backplane.planning import Call, QueueFunction, call_on_cpu, operator, random_numbers
 
 def timed(call):
     """The call's result, and its time in milliseconds."""
@@ -483,18 +483,128 @@ del graph, graphs
 """, hands_over, QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
 
 
-def test_commands_without_native_graph_support_are_replayed_one_by_one(queued: Run) -> None:
-    queued(GRAPH + """
+AXPY = """
+del graph, result
 LIBRARY = torch.library.Library("backplane_optional_groups", "FRAGMENT")
 LIBRARY.define("axpy(Tensor y, Tensor x) -> Tensor")
-axpy = QueueFunction("axpy", driver.library().axpy, "output", "output", "input", torch.float32, torch.int64)
+LIBRARY.define("random_axpy(Tensor y, Tensor x) -> Tensor")
+meanings = {7: "no room"}
+axpy = QueueFunction(
+    "axpy", driver.library().axpy, "output", "output", "input", torch.float32, torch.int64, explain=meanings.get
+)
 @operator("backplane_optional_groups::axpy", variants=False)
 def planner(call: Call, y, x):
     result = y * 2
     axpy(result, torch.empty_like(result), x, 3.0, result.numel())
     return result
+@operator("backplane_optional_groups::random_axpy", variants=False)
+def random_planner(call: Call, y, x):
+    result = y * 2
+    axpy(result, torch.empty_like(result), x, random_numbers(1)[1], result.numel())
+    return result
+ops = torch.ops.backplane_optional_groups
+names = ("graph_create", "graph_update", "graph_launch", "graph_destroy", *driver.CAPTURES)
+counts = lambda: [driver.called(name) for name in names]
+before = counts()
+called_since = lambda: [now - then for now, then in zip(counts(), before, strict=True)]
+"""
+
+
+def test_library_calls_in_a_graph_are_captured(queued: Run) -> None:
+    queued(GRAPH + AXPY + """
+def step():
+    return ops.axpy(ops.axpy(x, x) + 1, x).relu()
+
+graph, result = captured(step)
+axpy_calls = driver.called("axpy")
+for _ in range(3):
+    x.copy_(torch.randn(6, 5))
+    graph.replay()
+    torch.testing.assert_close(result.cpu(), (x.cpu() * 13 + 2).relu())
+assert driver.called("axpy") == axpy_calls  # replays do not call the library
+assert called_since() == [1, 0, 3, 0, 2, 2, 0], called_since()
+torch.bp._sleep(50_000_000)
+graph.replay()
+graph.reset()  # while the replay is pending
+assert called_since() == [1, 0, 4, 1, 2, 2, 2], called_since()
+torch.testing.assert_close(result.cpu(), (x.cpu() * 13 + 2).relu())
+""", OFFERED + " CAPTURES")
+
+
+@pytest.mark.parametrize("refuses_updates", [False, True])
+def test_library_calls_with_other_arguments_are_captured_again(queued: Run, refuses_updates: bool) -> None:
+    """The argument is a random number, which the first replay has in common with the capture; the other call stays."""
+    queued(GRAPH + AXPY + f"""
+import ctypes
+ctypes.c_int.in_dll(driver.library(), "refuses_updates").value = {int(refuses_updates)}
+
+def step():
+    return ops.axpy(ops.random_axpy(x, x), x)
+
+graph, result = captured(step)
+check()
+assert not torch.equal(*(graph.replay() or result.cpu() for _ in range(2)))
+made = 1 + 5 if {refuses_updates} else 1
+assert called_since() == [made, 5, 5, made - 1, 2 + 4, 2 + 4, 4], called_since()
+del graph
+assert called_since() == [made, 5, 5, made, 2 + 4, 2 + 4, 2 + 4], called_since()
+""", OFFERED + " CAPTURES")
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ({"axpy": 7}, "failed while capturing axpy for backplane_optional_groups::axpy: axpy answered 7, which is: "
+         "no room"),
+        ({"end_capture": 8}, "failed while capturing axpy for backplane_optional_groups::axpy: end_capture answered 8"),
+        ({"axpy": 7, "end_capture": 8}, "failed while capturing axpy for backplane_optional_groups::axpy, which "
+         "answered 7 (no room): end_capture answered 8"),
+        ({"begin_capture": 9}, "failed while capturing axpy for backplane_optional_groups::axpy: begin_capture "
+         "answered 9"),
+        ({"graph_create": 6}, "failed while creating a graph: graph_create answered 6"),
+    ],
+)  # fmt: skip
+def test_commands_of_a_graph_whose_capture_is_refused_are_replayed_one_by_one(
+    queued: Run, answers: dict[str, int], reason: str
+) -> None:
+    printed = queued(GRAPH + AXPY + f"""
+ops.axpy(x, x); torch.bp.synchronize()
+graph = torch.bp.Graph(keep_graph=True)
+with torch.bp.graph(graph):
+    result = ops.axpy(x, x)
+answers = {answers!r}
+for name, status in answers.items(): driver.answer(name, status)
+graph.instantiate()
+for name in answers: driver.answer(name, 0)
+for _ in range(2):
+    x.copy_(torch.randn(6, 5))
+    graph.replay()
+    torch.testing.assert_close(result.cpu(), x.cpu() * 5)
+assert driver.called("graph_launch") == before[2]
+""", OFFERED + " CAPTURES")
+    warning = f"replays of this graph submit its commands one by one: bp:0 (Queued C accelerator) {reason}"
+    assert printed.count(warning) == 1
+
+
+def test_a_refused_capture_of_an_update_raises(queued: Run) -> None:
+    printed = queued(GRAPH + AXPY + """
+graph, result = captured(lambda: ops.random_axpy(x, x))
+driver.answer("axpy", 7)
+print(raised(graph.replay))
+driver.answer("axpy", 0)
+first = [graph.replay() or result.cpu() for _ in range(2)]
+assert not torch.equal(*first)
+""", OFFERED + " CAPTURES")
+    assert printed == (
+        "AcceleratorError: bp:0 (Queued C accelerator) failed while capturing axpy for "
+        "backplane_optional_groups::random_axpy: axpy answered 7, which is: no room\n"
+    )
+
+
+def test_commands_without_native_graph_support_are_replayed_one_by_one(queued: Run) -> None:
+    queued(GRAPH + AXPY + """
 before = driver.called("graph_create")
-graph, result = captured(lambda: torch.ops.backplane_optional_groups.axpy(x, x))
+graph, result = captured(lambda: ops.axpy(x, x))
 graph.replay()
 torch.testing.assert_close(result.cpu(), x.cpu() * 5)
 host = torch.zeros(6, 5).pin_memory()
@@ -547,6 +657,8 @@ check()
          "functions of events: create_event, destroy_event, "),
         ("INTERPROCESS", "", "import_event; memory and events of other processes also need the functions of "
          "events"),
+        ("CAPTURES", "", "destroy_captured; captures of library calls also need the functions of graphs: "
+         "graph_create, "),
     ],
 )  # fmt: skip
 def test_driver_with_missing_functions_is_skipped(queued: Run, hands_over: str, without: str, message: str) -> None:

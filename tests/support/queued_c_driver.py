@@ -46,7 +46,8 @@ INTERPROCESS = (
     "import_event",
 )
 GRAPHS = ("graph_create", "graph_update", "graph_launch", "graph_destroy")
-OPTIONAL = (*COPIES, *EVENTS, *HOST_CALLBACKS, *PEER_COPIES, *CROSS_DEVICE_WAITS, *INTERPROCESS, *GRAPHS)
+CAPTURES = ("begin_capture", "end_capture", "destroy_captured")
+OPTIONAL = (*COPIES, *EVENTS, *HOST_CALLBACKS, *PEER_COPIES, *CROSS_DEVICE_WAITS, *INTERPROCESS, *GRAPHS, *CAPTURES)
 NAMES = ("launch", "copy", "fill", "flush", *OPTIONAL, "axpy")
 
 LAUNCHER = """\
@@ -69,6 +70,7 @@ typedef struct {
   pthread_cond_t changed;
   command_t *first, *last;
   uint64_t given, done;
+  uint64_t users; /* of a captured one, which has no thread */
 } queue_t;
 typedef struct {
   pthread_mutex_t lock;
@@ -81,7 +83,8 @@ typedef struct {
 enum {
   LAUNCH, COPY, FILL, FLUSH, COPY_IN, COPY_OUT, CREATE, DESTROY, RECORD, WAIT, QUERY, SYNCHRONIZE, ELAPSED,
   HOST_CALLBACK, COPY_FROM_PEER, WAIT_PEER, EXPORT_MEMORY, IMPORT_MEMORY, CLOSE_MEMORY, CREATE_SHARED, EXPORT_EVENT,
-  IMPORT_EVENT, GRAPH_CREATE, GRAPH_UPDATE, GRAPH_LAUNCH, GRAPH_DESTROY, AXPY
+  IMPORT_EVENT, GRAPH_CREATE, GRAPH_UPDATE, GRAPH_LAUNCH, GRAPH_DESTROY,
+  BEGIN_CAPTURE, END_CAPTURE, DESTROY_CAPTURED, AXPY
 };
 uint64_t called[AXPY + 1];
 int answers[AXPY + 1];
@@ -108,10 +111,14 @@ static void* serve(void* given) {
     pthread_cond_broadcast(&queue->changed);
   }
 }
-queue_t* create_queue(void) {
+static queue_t* make_queue(void) {
   queue_t* queue = calloc(1, sizeof *queue);
   pthread_mutex_init(&queue->lock, 0);
   pthread_cond_init(&queue->changed, 0);
+  return queue;
+}
+queue_t* create_queue(void) {
+  queue_t* queue = make_queue();
   pthread_t thread;
   pthread_create(&thread, 0, serve, queue);
   pthread_detach(thread);
@@ -363,12 +370,39 @@ typedef struct {
   void (*function)(void*);
   void* argument;
 } graph_command_t;
-typedef struct { work_t* work; union { launch_t launch; copy_t copy; host_callback_t call; } data; } node_t;
+typedef struct { work_t* work; union { launch_t launch; copy_t copy; host_callback_t call; queue_t* captured; } data; }
+  node_t;
 typedef struct { uint64_t users, count; node_t nodes[]; } nodes_t; /* shared by a graph and its pending launches */
 typedef struct { nodes_t* nodes; } graph_t;
 uint64_t edges; /* total of all graphs */
 int refuses_updates;
-static void leave(nodes_t* nodes) { if (__sync_sub_and_fetch(&nodes->users, 1) == 0) free(nodes); }
+
+int begin_capture(queue_t** queue) {
+  ENTER(BEGIN_CAPTURE);
+  *queue = make_queue();
+  (*queue)->users = 1;
+  return 0;
+}
+int end_capture(queue_t* queue, queue_t** captured) { ENTER(END_CAPTURE); *captured = queue; return 0; }
+static void release(queue_t* captured) {
+  if (__sync_sub_and_fetch(&captured->users, 1)) return;
+  for (command_t *one = captured->first, *next; one; one = next) {
+    next = one->next;
+    free(one);
+  }
+  free(captured);
+}
+int destroy_captured(queue_t* captured) { ENTER(DESTROY_CAPTURED); release(captured); return 0; }
+static void do_captured(void* data) {
+  for (command_t* one = (*(queue_t**)data)->first; one; one = one->next) one->work(one->data);
+}
+
+static void leave(nodes_t* nodes) {
+  if (__sync_sub_and_fetch(&nodes->users, 1)) return;
+  for (uint64_t i = 0; i < nodes->count; ++i)
+    if (nodes->nodes[i].work == do_captured) release(nodes->nodes[i].data.captured);
+  free(nodes);
+}
 static nodes_t* make_nodes(const graph_command_t* given, uint64_t count) {
   nodes_t* made = calloc(1, sizeof *made + count * sizeof(node_t));
   made->users = 1;
@@ -384,6 +418,10 @@ static nodes_t* make_nodes(const graph_command_t* given, uint64_t count) {
     } else if (given[i].kind == 3) {
       node->work = do_call;
       node->data.call = (host_callback_t){given[i].function, given[i].argument};
+    } else if (given[i].kind == 4) {
+      node->work = do_captured;
+      node->data.captured = given[i].argument;
+      __sync_fetch_and_add(&node->data.captured->users, 1);
     } else {
       node->work = given[i].kind == 1 ? do_copy : do_fill;
       node->data.copy = (copy_t){given[i].to + given[i].to_offset, given[i].from + given[i].from_offset,

@@ -160,6 +160,7 @@ PEER_COPIES = "copies from another device"
 CROSS_DEVICE_WAITS = "waits for events of another device"
 INTERPROCESS = "memory and events of other processes"
 GRAPHS = "graphs"
+CAPTURES = "captures of library calls"
 LAUNCH_ATTRIBUTES = "launches with attributes"
 NATIVE_GROUPS = {
     "opencl": {
@@ -183,11 +184,12 @@ NATIVE_GROUPS = {
             "export_memory", "import_memory", "close_memory", "create_shared_event", "export_event", "import_event",
         ),
         GRAPHS: ("graph_create", "graph_update", "graph_launch", "graph_destroy"),
+        CAPTURES: ("begin_capture", "end_capture", "destroy_captured"),
     },
 }  # fmt: skip
 
 # What a group requires: another group, or a method of the device.
-GROUP_NEEDS: dict[str, str] = {CROSS_DEVICE_WAITS: EVENTS, INTERPROCESS: EVENTS}
+GROUP_NEEDS: dict[str, str] = {CROSS_DEVICE_WAITS: EVENTS, INTERPROCESS: EVENTS, CAPTURES: GRAPHS}
 GROUP_METHODS: dict[str, str] = {PEER_COPIES: "can_access_peer", CROSS_DEVICE_WAITS: "can_wait_for_peer"}
 
 # Optional single functions. With clEnqueueNativeKernel, planners can submit host callbacks that work on device memory

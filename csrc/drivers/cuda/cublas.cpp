@@ -70,6 +70,7 @@ class Handles {
         return 0;
       }
     }
+    const OutsideCapture allocates;
     if (const int status = cublas.cublasCreate_v2(handle)) {
       return status;
     }

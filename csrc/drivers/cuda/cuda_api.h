@@ -11,9 +11,14 @@ namespace backplane::cuda {
 constexpr int kInvalidValue = 1, kNotReady = 600, kNotSupported = 801, kGraphUpdateFailure = 910;
 
 constexpr unsigned kDisableTiming = 2, kInterprocess = 4; // CUevent_flags
+constexpr unsigned kNonBlocking = 1; // CUstream_flags
 constexpr unsigned kLazyPeerAccess = 1; // CUipcMem_flags
 constexpr int kCooperative = 2, kClusterDimension = 4; // CUlaunchAttributeID
 constexpr int kDeviceMemory = 2; // CUmemorytype
+constexpr int kCaptureOfThread = 1, kCaptureRelaxed = 2; // CUstreamCaptureMode
+constexpr int kCaptureNone = 0, kCaptureActive = 1; // CUstreamCaptureStatus
+constexpr unsigned kNoDestructorSync = 1; // CUuserObject_flags
+constexpr unsigned kMoveUserObject = 1; // CUuserObjectRetain_flags
 
 struct IpcHandle { // CUipcMemHandle, CUipcEventHandle
   char bytes[64];
@@ -85,7 +90,14 @@ struct HostNodeParams { // CUDA_HOST_NODE_PARAMS
   FUNCTION(cuCtxPushCurrent_v2, (void* context)) \
   FUNCTION(cuCtxPopCurrent_v2, (void** context)) \
   FUNCTION(cuCtxSynchronize, ()) \
+  FUNCTION(cuStreamCreate, (void** stream, unsigned flags)) \
+  FUNCTION(cuStreamDestroy_v2, (void* stream)) \
   FUNCTION(cuStreamGetCtx, (void* stream, void** context)) \
+  FUNCTION(cuStreamBeginCapture_v2, (void* stream, int mode)) \
+  FUNCTION(cuStreamEndCapture, (void* stream, void** graph)) \
+  FUNCTION(cuStreamGetCaptureInfo_v2, ( \
+    void* stream, int* status, uint64_t* id, void** graph, void* const** nodes, size_t* count)) \
+  FUNCTION(cuThreadExchangeStreamCaptureMode, (int* mode)) \
   FUNCTION(cuLaunchKernel, ( \
     void* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
     unsigned block_z, unsigned shared_memory, void* stream, void** arguments, void** extra)) \
@@ -118,12 +130,18 @@ struct HostNodeParams { // CUDA_HOST_NODE_PARAMS
     void** node, void* graph, void* const* after, size_t count, const FillNodeParams* params, void* context)) \
   FUNCTION(cuGraphAddHostNode, ( \
     void** node, void* graph, void* const* after, size_t count, const HostNodeParams* params)) \
+  FUNCTION(cuGraphAddChildGraphNode, (void** node, void* graph, void* const* after, size_t count, void* child)) \
   FUNCTION(cuGraphInstantiateWithFlags, (void** executable, void* graph, unsigned long long flags)) \
   FUNCTION(cuGraphExecKernelNodeSetParams_v2, (void* executable, void* node, const KernelNodeParams* params)) \
   FUNCTION(cuGraphExecMemcpyNodeSetParams, ( \
     void* executable, void* node, const CopyNodeParams* params, void* context)) \
   FUNCTION(cuGraphExecMemsetNodeSetParams, ( \
     void* executable, void* node, const FillNodeParams* params, void* context)) \
+  FUNCTION(cuGraphExecChildGraphNodeSetParams, (void* executable, void* node, void* child)) \
+  FUNCTION(cuUserObjectCreate, ( \
+    void** object, void* given, void (*destroy)(void*), unsigned references, unsigned flags)) \
+  FUNCTION(cuUserObjectRelease, (void* object, unsigned references)) \
+  FUNCTION(cuGraphRetainUserObject, (void* graph, void* object, unsigned references, unsigned flags)) \
   FUNCTION(cuGraphLaunch, (void* executable, void* stream)) \
   FUNCTION(cuGraphExecDestroy, (void* executable))
 // clang-format on

@@ -50,6 +50,24 @@ struct HostCall {
 // CUresult as a negative number if the context cannot be current. `index`: as in make_launcher().
 int call_in_context(size_t index, c10::function_ref<int()> function);
 
+// While it exists, this thread can allocate and synchronize although a stream of the thread is captured. For what a
+// library prepares once, which is no part of the captured work.
+class OutsideCapture {
+ public:
+  OutsideCapture() : is_exchanged_(api.cuThreadExchangeStreamCaptureMode(&mode_) == 0) {}
+  ~OutsideCapture() {
+    if (is_exchanged_) {
+      static_cast<void>(api.cuThreadExchangeStreamCaptureMode(&mode_));
+    }
+  }
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  int mode_ = kCaptureRelaxed; // then the mode of the thread before
+  const bool is_exchanged_;
+};
+
 using LibraryRoutine = int (*)(void* queue, const CArgument* arguments, uint64_t count);
 
 // For cuLaunchHostFunc and graph nodes: calls the HostCall `given`, which stays valid.

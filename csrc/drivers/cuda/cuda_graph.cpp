@@ -30,6 +30,9 @@ std::string state_of(const CCommand& command) {
        {address_of(command.to), address_of(command.from), command.bytes, static_cast<uint64_t>(command.value)}) {
     append(state, &number, sizeof number);
   }
+  if (command.kind == CCommand::Captured) {
+    append(state, &command.argument, sizeof command.argument);
+  }
   return state;
 }
 
@@ -107,6 +110,8 @@ int add_node(Graph& graph, const CCommand& command, Node& node) {
       const HostNodeParams params{&call_host_function, &node.call};
       return api.cuGraphAddHostNode(&node.handle, graph.graph, after.data(), after.size(), &params);
     }
+    case CCommand::Captured:
+      return api.cuGraphAddChildGraphNode(&node.handle, graph.graph, after.data(), after.size(), command.argument);
     default:
       return kNotSupported;
   }
@@ -128,6 +133,8 @@ int update_node(const Graph& graph, const CCommand& command, const Node& node) {
       const FillNodeParams params = fill_of(command);
       return api.cuGraphExecMemsetNodeSetParams(graph.executable, node.handle, &params, graph.context);
     }
+    case CCommand::Captured:
+      return api.cuGraphExecChildGraphNodeSetParams(graph.executable, node.handle, command.argument);
     default:
       return kNotSupported;
   }
@@ -197,6 +204,32 @@ int graph_destroy(void* graph) {
     status = api.cuCtxSynchronize(); // pending launches call Node::call
   }
   return status;
+}
+
+// A stream for each capture, so that threads can capture at the same time. What a library must not do in a capture is
+// refused to this thread only.
+int begin_capture(void** queue) {
+  void* stream = nullptr;
+  if (const int status = api.cuStreamCreate(&stream, kNonBlocking)) {
+    return status;
+  }
+  const int status = api.cuStreamBeginCapture_v2(stream, kCaptureOfThread);
+  if (status != 0) {
+    static_cast<void>(api.cuStreamDestroy_v2(stream));
+    return status;
+  }
+  *queue = stream;
+  return 0;
+}
+
+int end_capture(void* queue, void** captured) {
+  const int status = api.cuStreamEndCapture(queue, captured);
+  const int destroyed = api.cuStreamDestroy_v2(queue);
+  return status != 0 ? status : destroyed;
+}
+
+int destroy_captured(void* captured) {
+  return api.cuGraphDestroy(captured);
 }
 
 } // namespace backplane::cuda

@@ -350,6 +350,9 @@ std::map<std::string, uintptr_t> functions_of() {
   BACKPLANE_CUDA_OF_DEVICE(graph_update)
   BACKPLANE_CUDA_OF_DEVICE(graph_launch)
   BACKPLANE_CUDA_OF_DEVICE(graph_destroy)
+  BACKPLANE_CUDA_OF_DEVICE(begin_capture)
+  BACKPLANE_CUDA_OF_DEVICE(end_capture)
+  BACKPLANE_CUDA_OF_DEVICE(destroy_captured)
 #undef BACKPLANE_CUDA_OF_DEVICE
   return all;
 }

@@ -57,7 +57,7 @@ struct Shape {
 };
 
 // A plan of cuFFT. The device's context is current when it is used. It must be destroyed by destroy().
-class Plan {
+class Plan : public std::enable_shared_from_this<Plan> {
  public:
   int workspace(const Shape& shape, size_t* bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -74,10 +74,21 @@ class Plan {
     }
     status = status != 0 ? status : cufft.cufftSetStream(plan_, queue);
     status = status != 0 ? status : cufft.cufftSetWorkArea(plan_, arguments[8].memory);
+    int capture = 0;
+    void* graph = nullptr;
+    if (status == 0) {
+      status = -api.cuStreamGetCaptureInfo_v2(queue, &capture, nullptr, &graph, nullptr, nullptr);
+    }
+    if (status == 0 && capture == kCaptureActive) {
+      status = keep_for(graph); // while the graph is captured, it cannot be destroyed
+    }
     if (status != 0) {
       return status;
     }
     status = cufft.cufftXtExec(plan_, arguments[1].memory, arguments[0].memory, direction);
+    if (capture != kCaptureNone) {
+      return status;
+    }
     const int noted = note_use(queue); // also after a failure: part of the work can be pending
     return status != 0 ? status : noted;
   }
@@ -117,6 +128,7 @@ class Plan {
     const Precision& type = kPrecisions[shape.type];
     const int in = shape.kind == kRealToHalf ? type.real : type.complex;
     const int out = shape.kind == kHalfToReal ? type.real : type.complex;
+    const OutsideCapture allocates;
     int status = cufft.cufftSetAutoAllocation(plan, 0);
     if (status == 0) { // without sizes of the memory, both sides are contiguous
       status = cufft.cufftXtMakePlanMany(
@@ -129,6 +141,23 @@ class Plan {
     plan_ = plan;
     is_built_ = true;
     return 0;
+  }
+
+  // Makes a CUDA graph a user of this plan. A reference is released when the graph, its copies, and the instantiated
+  // graphs are destroyed, and their launches are complete.
+  int keep_for(void* graph) {
+    auto user = std::make_unique<std::shared_ptr<Plan>>(shared_from_this());
+    const auto release = [](void* given) { delete static_cast<std::shared_ptr<Plan>*>(given); };
+    void* object = nullptr;
+    if (const int status = api.cuUserObjectCreate(&object, user.get(), release, 1, kNoDestructorSync)) {
+      return -status;
+    }
+    static_cast<void>(user.release()); // `release` owns it
+    const int status = api.cuGraphRetainUserObject(graph, object, 1, kMoveUserObject);
+    if (status != 0) {
+      static_cast<void>(api.cuUserObjectRelease(object, 1));
+    }
+    return -status;
   }
 
   // Records an event after the use, because cuFFT does not tell when the plan can be destroyed.
@@ -159,14 +188,11 @@ class Plans {
     return all.at(index);
   }
 
-  std::shared_ptr<Plan> get(size_t index, const Shape& shape) {
-    return cache.get(shape, [this, index] {
-      return std::shared_ptr<Plan>(new Plan, [this, index](Plan* plan) {
-        {
-          const std::lock_guard<std::mutex> guard(mutex_);
-          evicted_.emplace_back(plan);
-        }
-        destroy_evicted(index);
+  std::shared_ptr<Plan> get(const Shape& shape) {
+    return cache.get(shape, [this] {
+      return std::shared_ptr<Plan>(new Plan, [this](Plan* plan) { // must not call CUDA: can be in a thread of CUDA
+        const std::lock_guard<std::mutex> guard(mutex_);
+        evicted_.emplace_back(plan);
       });
     });
   }
@@ -183,6 +209,7 @@ class Plans {
       return;
     }
     static_cast<void>(call_in_context(index, [&plans] {
+      const OutsideCapture frees;
       plans.erase(std::remove_if(plans.begin(), plans.end(), [](auto& one) { return one->destroy(); }), plans.end());
       return 0;
     }));
@@ -202,8 +229,10 @@ int run_transform(size_t index, size_t type, void* queue, const CArgument* argum
   const auto integer = [arguments](int i) { return *static_cast<const int64_t*>(arguments[2 + i].data); };
   const Shape shape{type, integer(0), integer(2), integer(3), integer(4), integer(5)};
   const int direction = integer(1) != 0 ? kInverse : kForward;
-  return call_in_context(
-      index, [&] { return Plans::of(index).get(index, shape)->transform(shape, queue, arguments, direction); });
+  const int status = call_in_context(
+      index, [&] { return Plans::of(index).get(shape)->transform(shape, queue, arguments, direction); });
+  Plans::of(index).destroy_evicted(index);
+  return status;
 }
 
 // A routine has no argument for the device and the dtype, so each pair has a separate function.
@@ -246,8 +275,8 @@ std::pair<int, size_t> cufft_workspace(
       type != kPrecisions.end() && sizes.size() == 3, "cuFFT has no ", dtype, ", or there are not three sizes");
   const Shape shape{static_cast<size_t>(type - kPrecisions.begin()), kind, batch, sizes[0], sizes[1], sizes[2]};
   size_t bytes = 0;
-  const int status =
-      call_in_context(index, [&] { return Plans::of(index).get(index, shape)->workspace(shape, &bytes); });
+  const int status = call_in_context(index, [&] { return Plans::of(index).get(shape)->workspace(shape, &bytes); });
+  Plans::of(index).destroy_evicted(index);
   return {status, bytes};
 }
 

@@ -72,6 +72,10 @@ int graph_create(const command_t* commands, uint64_t count, void** made) { *made
 int graph_update(void* graph, const command_t* commands, uint64_t count, int* updated) { *updated = 1; return 0; }
 int graph_launch(void* graph, void* queue) { return 0; }
 int graph_destroy(void* graph) { return 0; }
+
+int begin_capture(void** queue) { *queue = &graph; return 0; }
+int end_capture(void* queue, void** captured) { *captured = &graph; return 0; }
+int destroy_captured(void* captured) { return 0; }
 """
 
 

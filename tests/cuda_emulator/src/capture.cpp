@@ -164,6 +164,17 @@ CUresult wait(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event
   return submit(stream, std::make_shared<EventWait>(event));
 }
 
+void abandon_capture(const std::shared_ptr<Stream>& stream) {
+  std::lock_guard lock(mutex);
+  const std::shared_ptr<Capture> capture = stream->capture;
+  if (capture != nullptr && capture->origin.lock() == stream) {
+    end(capture);
+    if (!capture->is_into_graph) {
+      Registry<Graph>::all().remove(capture->graph.get());
+    }
+  }
+}
+
 CUresult refuse_if_capturing(const std::shared_ptr<Stream>& stream) {
   std::lock_guard lock(mutex);
   RETURN_ERROR(refuse_on_legacy(*stream));

@@ -57,5 +57,8 @@ CUresult wait(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event
 CUresult capture_operation(
     const std::shared_ptr<Stream>& stream, const std::shared_ptr<Operation>& operation, bool* is_captured);
 
+// Ends the capture that began in a stream, which is destroyed.
+void abandon_capture(const std::shared_ptr<Stream>& stream);
+
 // Returns an error if the stream is captured, and invalidates the capture.
 CUresult refuse_if_capturing(const std::shared_ptr<Stream>& stream);

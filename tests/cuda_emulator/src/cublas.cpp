@@ -1,4 +1,4 @@
-// libcublas: matrix products in host memory, as host functions of the stream.
+// libcublas: matrix products in host memory.
 
 #include <algorithm>
 #include <atomic>
@@ -206,7 +206,7 @@ API cublasCreate_v2(Handle** made) {
   REQUIRE(made != nullptr, kInvalidValue);
   auto handle = std::make_shared<Handle>();
   handle->context = current_context();
-  REQUIRE(handle->context != nullptr, kNotInitialized);
+  REQUIRE(handle->context != nullptr && emulator_prepare() == CUDA_SUCCESS, kNotInitialized);
   *made = Registry<Handle>::all().add(handle);
   return kSuccess;
 }

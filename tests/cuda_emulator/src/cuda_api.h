@@ -18,6 +18,7 @@ using CUkernel = struct Function*; // cuKernelGetFunction returns the same handl
 using CUgraph = struct Graph*;
 using CUgraphNode = struct Node*;
 using CUgraphExec = struct GraphExec*;
+using CUuserObject = struct UserObject*;
 using CUmemGenericAllocationHandle = unsigned long long;
 
 enum CUresult : int {

@@ -1,10 +1,11 @@
-// libcufft: Fourier transforms of contiguous host memory, as host functions of the stream.
+// libcufft: Fourier transforms of contiguous host memory.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <complex>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -14,6 +15,7 @@ enum Result : int {
   kSuccess = 0,
   kInvalidPlan = 1,
   kInvalidValue = 4,
+  kInternalError = 5,
   kExecFailed = 6,
   kInvalidSize = 8,
   kUnalignedData = 9,
@@ -196,6 +198,7 @@ API cufftCreate(int* made) {
 
 API cufftDestroy(int number) {
   ENTER_PLAN(number);
+  REQUIRE(emulator_prepare() == CUDA_SUCCESS, kInternalError);
   plan->destroyed = true;
   const std::lock_guard lock(mutex);
   plans.erase(number);
@@ -232,6 +235,7 @@ API cufftXtMakePlanMany(
   REQUIRE((in_type == real || in_type == compute) && (out_type == real || out_type == compute), kInvalidValue);
   REQUIRE(in_type == compute || out_type == compute, kInvalidValue);
   REQUIRE(std::all_of(sizes, sizes + rank, [](long long size) { return size >= 1; }), kInvalidSize);
+  REQUIRE(emulator_prepare() == CUDA_SUCCESS, kInternalError);
   plan->is_double = compute == 5;
   plan->reads_real = in_type == real;
   plan->writes_real = out_type == real;

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 
 #include "cuda_api.h"
 #include "faults.h"
@@ -15,8 +14,9 @@
 #define API extern "C" __attribute__((visibility("default"))) int
 
 extern "C" CUresult cuCtxGetCurrent(CUcontext*);
-extern "C" CUresult cuLaunchHostFunc(CUstream, CUhostFn, void*);
 extern "C" CUresult cuPointerGetAttribute(void*, int attribute, CUdeviceptr);
+extern "C" CUresult emulator_submit(CUstream, const std::function<void()>*);
+extern "C" CUresult emulator_prepare();
 
 // What each function does first: an injected fault ends it.
 #define ENTER()                               \
@@ -45,17 +45,8 @@ inline bool is_device_memory(const void* begin, size_t bytes) {
 }
 
 // Calls a function in the order of the stream.
-inline CUresult submit(CUstream stream, std::function<void()> work) {
-  auto owned = std::make_unique<std::function<void()>>(std::move(work));
-  const auto run = [](void* given) {
-    const std::unique_ptr<std::function<void()>> work(static_cast<std::function<void()>*>(given));
-    (*work)();
-  };
-  const CUresult error = cuLaunchHostFunc(stream, run, owned.get());
-  if (error == CUDA_SUCCESS) {
-    static_cast<void>(owned.release()); // `run` owns it
-  }
-  return error;
+inline CUresult submit(CUstream stream, const std::function<void()>& work) {
+  return emulator_submit(stream, &work);
 }
 
 // The major version, from the name of the library that contains a function: 13 in libcublas.so.13.

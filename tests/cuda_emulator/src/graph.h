@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "streams.h"
@@ -12,11 +13,21 @@ struct Node {
   std::vector<Node*> dependencies;
 };
 
+// Calls a function of the program when nothing refers to it any more.
+struct UserObject {
+  ~UserObject();
+
+  void* given = nullptr;
+  CUhostFn destroy = nullptr;
+  std::atomic<unsigned> references{0}; // of the program
+};
+
 struct Graph {
   ~Graph();
 
-  std::mutex mutex; // protects the nodes
+  std::mutex mutex; // protects the following
   std::vector<std::shared_ptr<Node>> nodes;
+  std::vector<std::shared_ptr<UserObject>> objects; // one element for each retaining call
 };
 
 struct EmptyNode : Operation {

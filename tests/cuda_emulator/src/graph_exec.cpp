@@ -20,6 +20,7 @@ struct ExecNode {
 struct GraphExec {
   std::mutex mutex; // protects the following
   std::vector<ExecNode> nodes; // in an order in which they can be executed
+  std::vector<std::shared_ptr<UserObject>> objects; // those of child graphs are theirs
   unsigned long long flags = 0;
   std::shared_ptr<Completion> last; // launch
 };
@@ -98,6 +99,7 @@ struct GraphLaunch : Operation {
 // Stores the first node of a cycle in `wrong`.
 CUresult instantiate(Graph& graph, GraphExec* exec, CUgraphNode* wrong) {
   std::lock_guard lock(graph.mutex);
+  exec->objects = graph.objects;
   std::map<const Node*, size_t> indices;
   for (Node* node : in_order(graph)) {
     ExecNode made{node, node->operation->clone(), {}, true};
@@ -238,6 +240,25 @@ API cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent
   return set<EventWait>(exec, node, &given);
 }
 
+API cuGraphExecChildGraphNodeSetParams(CUgraphExec handle, CUgraphNode node, CUgraph child) {
+  ENTER_EXEC();
+  const auto graph = find(child);
+  std::shared_ptr<ChildGraph> now;
+  {
+    std::lock_guard lock(exec->mutex);
+    const ExecNode* at = node_of(*exec, node);
+    now = at == nullptr ? nullptr : std::dynamic_pointer_cast<ChildGraph>(at->operation);
+  }
+  REQUIRE(graph != nullptr && now != nullptr, CUDA_ERROR_INVALID_VALUE);
+  GraphExec before, after;
+  CUgraphExecUpdateResultInfo info;
+  RETURN_ERROR(instantiate(*now->graph, &before, &info.errorNode));
+  RETURN_ERROR(instantiate(*graph, &after, &info.errorNode));
+  REQUIRE(compare(before.nodes, after.nodes, &info) == kSuccess, CUDA_ERROR_INVALID_VALUE);
+  const Child given{child};
+  return set<ChildGraph>(handle, node, &given);
+}
+
 API cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node, unsigned enabled) {
   ENTER_EXEC();
   std::lock_guard lock(exec->mutex);
@@ -269,6 +290,7 @@ API cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph with, CUgraphExecUpdateResu
   for (size_t i = 0; i < next.nodes.size(); ++i) {
     exec->nodes[i].operation = next.nodes[i].operation;
   }
+  exec->objects = next.objects;
   return CUDA_SUCCESS;
 }
 

@@ -46,6 +46,7 @@ std::shared_ptr<Graph> clone(Graph& graph) {
   auto made = std::make_shared<Graph>();
   std::map<const Node*, Node*> copies;
   std::lock_guard lock(graph.mutex);
+  made->objects = graph.objects;
   for (const auto& node : graph.nodes) {
     copies[node.get()] = add_node(made, node->operation->clone(), {});
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "capture.h"
 #include "entry.h"
@@ -226,10 +227,14 @@ bool in_host_function() {
   return runs_host_function;
 }
 
+void call_from_driver(CUhostFn function, void* argument) {
+  const bool before = std::exchange(runs_host_function, true);
+  function(argument);
+  runs_host_function = before;
+}
+
 CUresult HostFunction::execute(Context&) {
-  runs_host_function = true;
-  parameters.fn(parameters.userData);
-  runs_host_function = false;
+  call_from_driver(parameters.fn, parameters.userData);
   return CUDA_SUCCESS;
 }
 
@@ -253,6 +258,7 @@ API cuStreamDestroy_v2(CUstream handle) {
   ENTER_UNLESS_FAILED();
   const auto stream = Registry<Stream>::all().remove(handle);
   REQUIRE(stream != nullptr, CUDA_ERROR_INVALID_HANDLE);
+  abandon_capture(stream);
   end_stream(*stream);
   return CUDA_SUCCESS;
 }

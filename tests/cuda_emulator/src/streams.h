@@ -94,6 +94,8 @@ CUresult execute_now(const std::shared_ptr<Context>& context, const std::shared_
 CUresult refuse_during_capture();
 
 bool in_host_function();
+// Calls a function of the program, which must not call CUDA.
+void call_from_driver(CUhostFn function, void* argument);
 
 struct HostFunction : Operation {
   explicit HostFunction(const CUDA_HOST_NODE_PARAMS& given) : parameters(given) {}

@@ -74,6 +74,8 @@ CALLS = {
     "graph_create": "cuGraphInstantiateWithFlags, or a call that adds a node,",
     "graph_update": "cuGraphExec…NodeSetParams",
     "graph_launch": "cuGraphLaunch",
+    "begin_capture": "cuStreamCreate or cuStreamBeginCapture",
+    "end_capture": "cuStreamEndCapture or cuStreamDestroy",
 }
 
 
