@@ -594,7 +594,7 @@ for turn in range(60):
     assert stream.query(), turn
     if turn % 20 == 19:  # no longer, once more work follows the event
         with stream:
-            torch.bp._sleep(50_000_000)
+            torch.bp._sleep(500_000_000)
         assert not stream.query(), turn
         with stream:
             y = x + 1

@@ -237,7 +237,7 @@ class TestAnotherTorchThanCompiledFor:
     ) -> subprocess.CompletedProcess[str]:
         (folder / "sitecustomize.py").write_text(
             "import sys, types\n"
-            f"sys.modules['torch_backplane._built_for'] = types.SimpleNamespace(TORCH='2.12.1', VERSION={version!r})\n"
+            f"sys.modules['torch_backplane._built_for'] = types.SimpleNamespace(TORCH='2.10.0', VERSION={version!r})\n"
         )
         path = os.pathsep.join(map(str, (folder, paths.ROOT)))
         return python("-c", program, cwd=folder, PYTHONPATH=path, **environment)
@@ -246,14 +246,14 @@ class TestAnotherTorchThanCompiledFor:
         for program in ("import torch_backplane", "import torch; import torch_backplane"):
             finished = self.run(tmp_path, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
             assert finished.returncode == 1
-            assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
+            assert "ImportError: torch_backplane was compiled for torch 2.10.0, and torch 2." in finished.stderr
             assert "pip install --no-build-isolation --force-reinstall --no-deps ." in finished.stderr
 
     def test_import_error_of_a_wheel_names_the_wheel_to_install(self, tmp_path: pathlib.Path) -> None:
-        finished = self.run(tmp_path, "import torch_backplane", "0.1.0+torch2.12", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        finished = self.run(tmp_path, "import torch_backplane", "0.1.0+torch2.10", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
         assert finished.returncode == 1
         minor = ".".join(torch.__version__.split(".")[:2])
-        assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
+        assert "ImportError: torch_backplane was compiled for torch 2.10.0, and torch 2." in finished.stderr
         assert f'pip install --no-deps "torch-backplane==0.1.0+torch{minor}" --find-links FOLDER' in finished.stderr
         assert "torch_backplane-0.1.0.tar.gz" in finished.stderr
         assert "source folder" not in finished.stderr
@@ -261,7 +261,7 @@ class TestAnotherTorchThanCompiledFor:
     def test_development_versions_have_no_wheels(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch_backplane import _release
 
-        built_for = types.SimpleNamespace(TORCH="2.12.1", VERSION="0.1.0+torch2.12")
+        built_for = types.SimpleNamespace(TORCH="2.10.0", VERSION="0.1.0+torch2.10")
         monkeypatch.setitem(sys.modules, "torch_backplane._built_for", built_for)
         reason = _release.misfit("2.15.0a0+git1234567")
         assert reason is not None
@@ -283,10 +283,10 @@ class TestAnotherTorchThanCompiledFor:
         program = "import torch; assert (torch.ones(2) + 1).sum() == 4; assert not hasattr(torch, 'bp')"
         finished = self.run(tmp_path, program)
         assert finished.returncode == 0, finished.stderr
-        assert finished.stderr.count("compiled for torch 2.12.1") == 1
+        assert finished.stderr.count("compiled for torch 2.10.0") == 1
         again = self.run(tmp_path, "import torch; import torch_backplane")
         assert again.returncode == 1
-        assert "ImportError: torch_backplane was compiled for torch 2.12.1" in again.stderr
+        assert "ImportError: torch_backplane was compiled for torch 2.10.0" in again.stderr
 
     def test_other_patch_releases_are_compatible(self) -> None:
         from torch_backplane._release import release
