@@ -1,10 +1,9 @@
 """The c10d backend of bp, `backplane`: torch.distributed for bp tensors.
 
 Registered when torch_backplane is imported. `init_process_group()` selects it for bp tensors, and Gloo for CPU tensors.
-A driver can bring its own collectives
-(Device.collectives), or a communication library of the runtime (Device.communication), such as NCCL. Otherwise an engine
-for CPU tensors does the communication, on host memory that it shares with the device, or on copies in pinned memory
-(csrc/distributed/).
+A driver can bring its own collectives (Device.collectives), or a communication library such as NCCL
+(Device.communication). Otherwise an engine for CPU tensors does the communication, on host memory that it shares with
+the device, or on copies in pinned memory (csrc/distributed/).
 
 TORCH_BACKPLANE_COLLECTIVES=gloo          the engine: gloo, or mpi or ucc if PyTorch was built with it
 TORCH_BACKPLANE_HOST_LINK=1GiB/s,20us     a modelled link: collectives of host devices take at least as long as over it

@@ -186,8 +186,8 @@ DistributedBackend::Work DistributedBackend::issue(Collective collective, bool b
       streams.emplace(index, copy_stream(index));
     }
     work = c10::make_intrusive<CollectiveWork>(
-        Member{getRank(), getSize(), getGroupDesc()}, std::move(collective), sequence_number_++,
-        blocks_host, std::move(streams));
+        Member{getRank(), getSize(), getGroupDesc()}, std::move(collective), sequence_number_++, blocks_host,
+        std::move(streams));
     forget_ended();
     open_.push_back(work);
     if (coalescing_) {

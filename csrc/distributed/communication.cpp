@@ -41,8 +41,9 @@ Reduction reduction_of(const ReduceOp& operation, c10::ScalarType dtype) {
       return Reduction::ScaledSum;
     default:
       TORCH_CHECK_VALUE(
-          false, "NCCL has no bitwise reductions (ReduceOp.BAND, BOR, BXOR), only SUM, PRODUCT, MIN, MAX, AVG and "
-                 "PREMUL_SUM");
+          false,
+          "NCCL has no bitwise reductions (ReduceOp.BAND, BOR, BXOR), only SUM, PRODUCT, MIN, MAX, AVG and "
+          "PREMUL_SUM");
   }
 }
 

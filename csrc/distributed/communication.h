@@ -30,8 +30,7 @@ struct Communication {
   // without elements. Throws ValueError for a tensor that is not dense, and if they are on several devices.
   void move(Kind kind, const at::Tensor& from, const at::Tensor& to, int peer = -1);
   // Adds a step that reduces, likewise. Throws ValueError or TypeError for a reduction that NCCL does not have.
-  void reduce(
-      Kind kind, const at::Tensor& from, const at::Tensor& to, const c10d::ReduceOp& operation, int peer = -1);
+  void reduce(Kind kind, const at::Tensor& from, const at::Tensor& to, const c10d::ReduceOp& operation, int peer = -1);
   // Adds the steps of another one.
   void append(Communication other);
 

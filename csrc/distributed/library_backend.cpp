@@ -80,8 +80,10 @@ LibraryBackend::LibraryBackend(
       staged_(std::move(staged)),
       store_(std::move(store)),
       libraries_(std::move(libraries)),
+      all_ranks_(getSize()),
       places_(getSize()),
       timeout_(timeout) {
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   init();
 }
 
@@ -127,63 +129,74 @@ std::vector<uint8_t> LibraryBackend::read(const std::string& key, Deadline deadl
 const std::string& LibraryBackend::place_of(int rank, Deadline deadline) {
   auto& place = places_[rank];
   if (!place.has_value()) {
-    const auto found =
-        read(c10::str("place/", rank), deadline, c10::str("rank ", rank, " did not begin a collective"));
+    const auto found = read(c10::str("place/", rank), deadline, c10::str("rank ", rank, " did not begin a collective"));
     place.emplace(found.begin(), found.end());
   }
   return *place;
 }
 
-// Whether ranks must use the staged backend: two are on the same hardware, or one has no library.
-bool LibraryBackend::decide(const Tensors& tensors, const std::vector<int>& ranks) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "a collective needs tensors");
-  const at::Tensor& tensor = tensors.front();
-  check_tensor(tensor);
-  const auto index = tensor.device().index();
-  if (!device_.has_value()) {
-    const auto library = libraries_.find(index);
-    const std::string place = library == libraries_.end() ? "" : library->second->place();
-    places_[getRank()] = place;
-    store_->set(c10::str("place/", getRank()), std::vector<uint8_t>(place.begin(), place.end()));
-    device_ = index;
+// Notes the device of this rank at the first collective. The caller holds places_lock_.
+void LibraryBackend::publish_device(c10::DeviceIndex index) {
+  if (device_.has_value()) {
+    return;
   }
+  const auto library = libraries_.find(index);
+  const std::string place = library == libraries_.end() ? "" : library->second->place();
+  places_[getRank()] = place;
+  store_->set(c10::str("place/", getRank()), std::vector<uint8_t>(place.begin(), place.end()));
+  device_ = index;
+}
+
+// Whether ranks must use the staged backend: two are on the same hardware, or one has no library. The caller holds
+// places_lock_.
+bool LibraryBackend::decide(const std::vector<int>& ranks) {
   std::map<std::string, int> ranks_at;
   for (const int rank : ranks) {
-    const auto& place = place_of(rank, std::chrono::steady_clock::now() + timeout_);
+    const auto& place = place_of(rank, std::chrono::steady_clock::now() + timeout());
     if (place.empty()) {
       TORCH_WARN_ONCE(
-          "torch_backplane: rank ", rank, " of a process group has no communication library, so the collectives of its "
-          "groups use copies in host memory");
+          "torch_backplane: rank ", rank, " of a process group has no communication library, so the collectives of ",
+          "its groups use copies in host memory");
       return true;
     }
     const auto [other, is_new] = ranks_at.emplace(place, rank);
     if (!is_new) {
       TORCH_WARN_ONCE(
-          "torch_backplane: ranks ", other->second, " and ", rank, " of a process group share a GPU, and NCCL needs "
-          "one GPU per rank, so their collectives use copies in host memory. If each rank has its own GPU, call "
+          "torch_backplane: ranks ", other->second, " and ", rank, " of a process group share a GPU, and NCCL needs ",
+          "one GPU per rank, so their collectives use copies in host memory. If each rank has its own GPU, call ",
           "torch.bp.set_device() before the first collective");
       return true;
     }
   }
-  TORCH_CHECK_VALUE(
-      index == *device_, "the process group '", getGroupDesc(), "' communicates from bp:", static_cast<int>(*device_),
-      ", the device of its first tensors, but got a tensor on ", tensor.device(), ": use one device per rank");
   return false;
+}
+
+// Returns the decision for a group of ranks, and makes it in the first call.
+bool LibraryBackend::decided(std::optional<bool>& decision, const Tensors& tensors, const std::vector<int>& ranks) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "a collective needs tensors");
+  const at::Tensor& tensor = tensors.front();
+  check_tensor(tensor);
+  const auto index = tensor.device().index();
+  if (!decision.has_value()) {
+    publish_device(index);
+    decision = decide(ranks);
+  }
+  TORCH_CHECK_VALUE(
+      *decision || index == *device_, "the process group '", getGroupDesc(),
+      "' communicates from bp:", static_cast<int>(*device_), ", the device of its first tensors, but got a tensor on ",
+      tensor.device(), ": use one device per rank");
+  return *decision;
 }
 
 bool LibraryBackend::is_staged(const Tensors& tensors) {
   const GilReleased released;
   const std::lock_guard<std::mutex> guard(places_lock_);
-  if (!is_staged_.value_or(false)) {
-    std::vector<int> ranks(getSize());
-    std::iota(ranks.begin(), ranks.end(), 0);
-    is_staged_ = decide(tensors, ranks);
-  }
+  const bool staged = decided(is_staged_, tensors, all_ranks_);
   const std::lock_guard<std::mutex> coalescing(lock_);
-  if (*is_staged_ && coalesced_.has_value() && !std::exchange(coalesces_staged_, true)) {
+  if (staged && coalesced_.has_value() && !std::exchange(coalesces_staged_, true)) {
     staged_->startCoalescing();
   }
-  return *is_staged_;
+  return staged;
 }
 
 bool LibraryBackend::is_pair_staged(const Tensors& tensors, int peer) {
@@ -192,7 +205,12 @@ bool LibraryBackend::is_pair_staged(const Tensors& tensors, int peer) {
       getSize(), " ranks");
   const GilReleased released;
   const std::lock_guard<std::mutex> guard(places_lock_);
-  return decide(tensors, {std::min(peer, getRank()), std::max(peer, getRank())});
+  return decided(are_pairs_staged_[peer], tensors, {std::min(peer, getRank()), std::max(peer, getRank())});
+}
+
+std::chrono::milliseconds LibraryBackend::timeout() {
+  const std::lock_guard<std::mutex> guard(lock_);
+  return timeout_;
 }
 
 // --- issue -----------------------------------------------------------------------------------------------------------
@@ -360,8 +378,7 @@ LibraryBackend::Work LibraryBackend::allgather_coalesced(
   TORCH_CHECK_VALUE(
       static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced got ", outputs.size(), " lists for ",
       getSize(), " ranks");
-  auto made =
-      begun(OpType::ALLGATHER_COALESCED, "all_gather_coalesced", options.timeout, flattened(outputs), inputs);
+  auto made = begun(OpType::ALLGATHER_COALESCED, "all_gather_coalesced", options.timeout, flattened(outputs), inputs);
   for (int rank = 0; rank < getSize(); ++rank) {
     check_pairs(outputs[rank], inputs, "all_gather_coalesced");
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -386,8 +403,7 @@ LibraryBackend::Work LibraryBackend::allgather_into_tensor_coalesced(
   return issue_to_group(std::move(made));
 }
 
-LibraryBackend::Work LibraryBackend::gather(
-    TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+LibraryBackend::Work LibraryBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const at::Tensor& input = one_of(inputs, "gather");
   if (is_staged(inputs)) {
     return staged_->gather(outputs, inputs, options);
@@ -488,8 +504,7 @@ LibraryBackend::Work LibraryBackend::alltoall_base(
   return issue_to_group(std::move(made));
 }
 
-LibraryBackend::Work LibraryBackend::alltoall(
-    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+LibraryBackend::Work LibraryBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   check_pairs(outputs, inputs, "all_to_all");
   if (is_staged(inputs)) {
     return staged_->alltoall(outputs, inputs, options);
@@ -552,8 +567,7 @@ LibraryBackend::Work LibraryBackend::recvAnysource(Tensors& tensors, int tag) {
   {
     const std::lock_guard<std::mutex> guard(places_lock_);
     const auto& own = places_[getRank()];
-    sends_all = is_staged_.value_or(false) &&
-        std::all_of(places_.begin(), places_.end(), [&](const auto& place) {
+    sends_all = is_staged_.value_or(false) && std::all_of(places_.begin(), places_.end(), [&](const auto& place) {
                   return place.has_value() && (place->empty() || own->empty() || *place == *own);
                 });
   }
@@ -710,8 +724,8 @@ void LibraryBackend::shutdown() {
       }
     } catch (const std::exception&) {
       TORCH_WARN(
-          "torch_backplane: the process group '", getGroupDesc(), "' was aborted, because a rank did not leave it: ",
-          text_of(std::current_exception()));
+          "torch_backplane: the process group '", getGroupDesc(),
+          "' was aborted, because a rank did not leave it: ", text_of(std::current_exception()));
     }
   }
   fail("it was shut down", nullptr);

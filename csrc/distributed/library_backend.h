@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -90,7 +92,10 @@ class LibraryBackend final : public c10d::Backend {
   bool is_staged(const Tensors& tensors);
   bool is_pair_staged(const Tensors& tensors, int peer);
   bool is_sending_staged(const Tensors& tensors, int peer);
-  bool decide(const Tensors& tensors, const std::vector<int>& ranks);
+  void publish_device(c10::DeviceIndex index);
+  bool decide(const std::vector<int>& ranks);
+  bool decided(std::optional<bool>& decision, const Tensors& tensors, const std::vector<int>& ranks);
+  std::chrono::milliseconds timeout();
   const std::string& place_of(int rank, Deadline deadline);
   std::vector<uint8_t> read(const std::string& key, Deadline deadline, const std::string& lacking);
   std::shared_ptr<Channel> channel_to(int peer);
@@ -107,9 +112,11 @@ class LibraryBackend final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Backend> staged_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const Libraries libraries_;
+  std::vector<int> all_ranks_;
   std::mutex places_lock_; // the members below; held while the devices are compared
   std::vector<std::optional<std::string>> places_; // of the ranks, as far as known
   std::optional<bool> is_staged_; // not set before the first collective
+  std::map<int, std::optional<bool>> are_pairs_staged_; // likewise, for sends and receives, by the other rank
   std::optional<c10::DeviceIndex> device_; // of this rank
   std::mutex lock_; // the members below
   std::condition_variable changed_;

@@ -38,6 +38,12 @@ void PendingCommunication::submit(Communicator& communicator, c10::Stream stream
 }
 
 void PendingCommunication::fail(const std::string& reason) noexcept {
+  try {
+    if (is_over()) {
+      return;
+    }
+  } catch (const std::exception&) { // the device is lost
+  }
   std::exception_ptr error;
   {
     const std::lock_guard<std::mutex> guard(lock_);
@@ -111,8 +117,8 @@ void PendingCommunication::wait_on_host(std::chrono::milliseconds timeout) {
   const GilReleased released;
   for (auto pause = kFirstPause; !is_over(); pause = std::min(2 * pause, kLastPause)) {
     TORCH_CHECK_WITH(
-        DistBackendError, Clock::now() < deadline, id_.name, " did not finish within ", timeout.count(),
-        " ms on rank ", id_.member.rank, " of ", id_.member.size, " (group '", id_.member.group, "')");
+        DistBackendError, Clock::now() < deadline, id_.name, " did not finish within ", timeout.count(), " ms on rank ",
+        id_.member.rank, " of ", id_.member.size, " (group '", id_.member.group, "')");
     std::this_thread::sleep_for(pause);
   }
   if (const auto error = failure()) {

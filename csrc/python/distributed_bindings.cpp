@@ -28,8 +28,7 @@ void bind_distributed(py::module_& module) {
       [](c10::intrusive_ptr<c10d::Backend> staged, c10::intrusive_ptr<c10d::Store> store,
          LibraryBackend::Libraries libraries, std::chrono::milliseconds timeout) {
         return c10::static_intrusive_pointer_cast<c10d::Backend>(
-            c10::make_intrusive<LibraryBackend>(
-                std::move(staged), std::move(store), std::move(libraries), timeout));
+            c10::make_intrusive<LibraryBackend>(std::move(staged), std::move(store), std::move(libraries), timeout));
       },
       py::arg("staged"), py::arg("store"), py::arg("libraries"), py::arg("timeout"),
       "Return a c10d backend for bp tensors that runs collectives on `libraries`, by device index; on `staged`, a "

@@ -255,7 +255,7 @@ class Device(ABC):
     # Optional; requires a native_launcher. The first library whose routine accepts a call computes it.
     libraries: Sequence[Library] = ()
 
-    # Optional. The library of torch.distributed's collectives, a CommunicationLibrary of the runtime, such as NCCL.
+    # Optional. The library of torch.distributed's collectives (csrc/devices/communicator.h), such as NCCL.
     communication: Any = None
 
     # Optional. The native context handle, which torch.bp.native_context() returns (OpenCL: the cl_context).

@@ -178,8 +178,9 @@ void connect_all(Communicator& one) {
     for (const auto& [rank, bus] : buses) {
       if (bus == peer.bus) {
         one.fail(
-            kInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
-                std::to_string(peer.rank) + " both on CUDA device " + bus);
+            kInvalidUsage,
+            "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " + std::to_string(peer.rank) +
+                " both on CUDA device " + bus);
       }
     }
     buses.emplace(peer.rank, peer.bus);
@@ -244,7 +245,8 @@ struct Traffic { // with one rank
 // Sends and receives all of it, at the same time. Returns false if the communicator was aborted.
 class Exchange {
  public:
-  Exchange(Communicator& of, std::vector<Traffic>& traffic) : of_(of), traffic_(traffic), sent_(of.size), read_(of.size) {}
+  Exchange(Communicator& of, std::vector<Traffic>& traffic)
+      : of_(of), traffic_(traffic), sent_(of.size), read_(of.size) {}
 
   bool run() {
     copy_own();
@@ -298,8 +300,8 @@ class Exchange {
     while (sent.message < traffic.out.size()) {
       const Outgoing& one = traffic.out[sent.message];
       const bool in_header = sent.byte < sizeof(Header);
-      const char* at = in_header ? reinterpret_cast<const char*>(&one.header) + sent.byte
-                                 : one.data + (sent.byte - sizeof(Header));
+      const char* at =
+          in_header ? reinterpret_cast<const char*>(&one.header) + sent.byte : one.data + (sent.byte - sizeof(Header));
       const size_t bytes = (in_header ? 0 : one.header.bytes) + sizeof(Header) - sent.byte;
       if (!advance(send(socket, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL), sent, one.header.bytes)) {
         break;
@@ -309,7 +311,8 @@ class Exchange {
     while (read.message < traffic.in.size()) {
       const Incoming& one = traffic.in[read.message];
       const bool in_header = read.byte < sizeof(Header);
-      char* at = in_header ? reinterpret_cast<char*>(&read.header) + read.byte : one.data + (read.byte - sizeof(Header));
+      char* at =
+          in_header ? reinterpret_cast<char*>(&read.header) + read.byte : one.data + (read.byte - sizeof(Header));
       const size_t bytes = (in_header ? 0 : one.header.bytes) + sizeof(Header) - read.byte;
       const ssize_t moved = recv(socket, at, bytes, MSG_DONTWAIT);
       if (moved == 0) {
@@ -319,10 +322,11 @@ class Exchange {
       const bool completes_header = in_header && moved == static_cast<ssize_t>(bytes);
       if (completes_header && memcmp(&read.header, &one.header, sizeof(Header)) != 0) {
         of_.fail(
-            kInternalError, "rank " + std::to_string(rank) + " sends " + std::to_string(read.header.bytes) +
-                " bytes of dtype " + std::to_string(read.header.dtype) + " in call " +
-                std::to_string(read.header.kind) + ", but " + std::to_string(one.header.bytes) + " bytes of dtype " +
-                std::to_string(one.header.dtype) + " in call " + std::to_string(one.header.kind) + " are expected");
+            kInternalError,
+            "rank " + std::to_string(rank) + " sends " + std::to_string(read.header.bytes) + " bytes of dtype " +
+                std::to_string(read.header.dtype) + " in call " + std::to_string(read.header.kind) + ", but " +
+                std::to_string(one.header.bytes) + " bytes of dtype " + std::to_string(one.header.dtype) + " in call " +
+                std::to_string(one.header.kind) + " are expected");
         return;
       }
       if (!advance(moved, read, one.header.bytes)) {
@@ -404,7 +408,8 @@ struct Dtype {
   void (*scale)(char*, const char*, size_t, double);
   double (*number)(const void*);
 };
-const Dtype dtypes[] = { // by ncclDataType_t
+const Dtype dtypes[] = {
+    // by ncclDataType_t
     {1, &reduce<int8_t, int64_t>, nullptr, nullptr},
     {1, &reduce<uint8_t, uint64_t>, nullptr, nullptr},
     {4, &reduce<int32_t, int64_t>, nullptr, nullptr},
