@@ -48,7 +48,7 @@ void check_size(const at::Tensor& large, const at::Tensor& small, int times, con
       "), but one must have ", times, " times as many as the other, of the same dtype");
 }
 
-// The parts of a tensor for the ranks, as views of bytes.
+// The parts of a tensor for the ranks, as views.
 Tensors parts_of(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
   check_tensor(tensor);
   TORCH_CHECK_VALUE(
@@ -261,16 +261,19 @@ LibraryBackend::Work LibraryBackend::issue(Communication communication, int peer
   LibraryWork::Subject subject{
       communication.type, std::move(communication.outputs), std::move(communication.inputs), communication.blocks_host};
   std::shared_ptr<Channel> channel;
-  std::shared_ptr<PendingCommunication> pending;
+  uint64_t number = 0;
+  auto timeout = communication.timeout;
   {
     const std::lock_guard<std::mutex> guard(lock_);
     TORCH_CHECK_WITH(
         DistBackendError, failure_.empty(), "the process group '", getGroupDesc(), "' failed earlier: ", failure_);
-    const auto timeout = communication.timeout == c10d::kUnsetTimeout ? timeout_ : communication.timeout;
     channel = channel_to(peer);
-    pending = std::make_shared<PendingCommunication>(
-        std::move(communication), Member{getRank(), getSize(), getGroupDesc()}, number_++, timeout);
+    number = number_++;
+    timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   }
+  // Without the lock, which the watch needs: recording an event waits if the device has much to do.
+  const auto pending = std::make_shared<PendingCommunication>(
+      std::move(communication), Member{getRank(), getSize(), getGroupDesc()}, number, timeout);
   const auto work = c10::make_intrusive<LibraryWork>(std::move(subject), pending);
   work->begin();
   channel->add(pending);
@@ -650,7 +653,7 @@ bool LibraryBackend::check(Channel& channel) {
     const auto open = channel.open();
     for (const auto& one : open) {
       if (one->is_late()) {
-        fail(c10::str("it did not finish within ", one->timeout().count(), " ms: a rank is late or lost"), one.get());
+        fail(c10::str("did not finish within ", one->timeout().count(), " ms: a rank is late or lost"), one.get());
         return false;
       }
     }
@@ -704,14 +707,14 @@ uint64_t LibraryBackend::getSequenceNumberForGroup() {
 
 void LibraryBackend::abort() {
   const GilReleased released;
-  fail("it was aborted", nullptr);
+  fail("aborted", nullptr);
   staged_->abort();
 }
 
 void LibraryBackend::shutdown() {
   const GilReleased released;
   for (const auto& channel : channels()) {
-    while (!has_failed_ && !channel->open().empty()) { // the watch ends late ones
+    while (!has_failed_ && check(*channel)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -728,7 +731,7 @@ void LibraryBackend::shutdown() {
           "' was aborted, because a rank did not leave it: ", text_of(std::current_exception()));
     }
   }
-  fail("it was shut down", nullptr);
+  fail("shut down", nullptr);
   staged_->shutdown();
 }
 
