@@ -1,4 +1,4 @@
-"""Tests the emulated NCCL with two communicators in one process: results, order in streams, arguments, errors, abort."""
+"""Tests the emulated NCCL with two communicators in one process: results, order in streams, arguments, errors."""
 
 from __future__ import annotations
 
