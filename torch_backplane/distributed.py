@@ -1,9 +1,9 @@
 """The c10d backend of bp, `backplane`: torch.distributed for bp tensors.
 
 Registered when torch_backplane is imported. `init_process_group()` selects it for bp tensors, and Gloo for CPU tensors.
-A driver can bring its own collectives
-(Device.collectives). Otherwise an engine for CPU tensors does the communication, on host memory that it shares with the
-device, or on copies in pinned memory (csrc/distributed/).
+A driver can bring its own collectives (Device.collectives), or a communication library such as NCCL
+(Device.communication). Otherwise an engine for CPU tensors does the communication, on host memory that it shares with
+the device, or on copies in pinned memory (csrc/distributed/).
 
 TORCH_BACKPLANE_COLLECTIVES=gloo          the engine: gloo, or mpi or ucc if PyTorch was built with it
 TORCH_BACKPLANE_HOST_LINK=1GiB/s,20us     a modelled link: collectives of host devices take at least as long as over it
@@ -183,12 +183,28 @@ def _create(options: Any, backend_options: Any) -> Any:
     if own is not None:
         return own
     link = host_link() if _C.device_properties(index).driver == "host" else None
-    return _C.make_distributed_backend(_engine(options), link)
+    staged = _C.make_distributed_backend(_engine(options), link)
+    libraries = _communication_libraries()
+    if libraries:
+        return _C.make_library_backend(staged, options.store, libraries, _timeout(options))
+    options.store.set(f"place/{options.group_rank}", "")  # other ranks can have a library: see library_backend.cpp
+    return staged
+
+
+def _communication_libraries() -> dict[int, Any]:
+    """Return the communication libraries of the devices, by index."""
+    devices = [drivers.device(index) for index in range(torch.accelerator.device_count())]
+    found = {index: one.communication for index, one in enumerate(devices) if isinstance(one, drivers.Device)}
+    return {index: library for index, library in found.items() if library is not None}
+
+
+def _timeout(options: Any) -> timedelta:
+    return options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
 
 
 def _engine(options: Any) -> Any:
     c10d = dist.distributed_c10d
-    timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
+    timeout = _timeout(options)
     match engine_name():
         case "mpi":
             return c10d.ProcessGroupMPI.create(list(options.global_ranks_in_group))

@@ -107,6 +107,10 @@ VARIABLES: Mapping[str, Variable] = {
         "the cuFFT that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuFFT",
         "the one that cuda-pathfinder finds", "at discovery",
     ),
+    "TORCH_BACKPLANE_NCCL_LIBRARY": Variable(
+        "the NCCL that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no NCCL",
+        "the one that cuda-pathfinder finds", "at discovery",
+    ),
     "TORCH_BACKPLANE_CUDA_OPTIONS": Variable(
         "more options of NVRTC ([cuda.md](cuda.md))", "such as `--generate-line-info`", "none", "at discovery"
     ),

@@ -96,27 +96,6 @@ void check_one(const Tensors& tensors, const char* name) {
       tensors[0].device());
 }
 
-void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* name) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size(), name, " got ", outputs.size(), " outputs for ", inputs.size(), " inputs");
-}
-
-Tensors flattened(const at::Tensor& tensor) {
-  return {tensor};
-}
-
-Tensors flattened(const Tensors& tensors) {
-  return tensors;
-}
-
-Tensors flattened(const DistributedBackend::TensorLists& lists) {
-  Tensors all;
-  for (const auto& list : lists) {
-    all.insert(all.end(), list.begin(), list.end());
-  }
-  return all;
-}
-
 // A collective in which the engine only moves data from `inputs` to `outputs`: tensors, lists, or lists of lists.
 template <typename Outputs, typename Inputs, typename Call>
 Collective moving(OpType type, const char* name, Outputs& outputs, Inputs& inputs, Call call) {
@@ -156,51 +135,6 @@ void add_reduction(
 }
 
 } // namespace
-
-// --- calls in order --------------------------------------------------------------------------------------------------
-
-void OrderedCalls::finish() {
-  {
-    std::lock_guard<std::mutex> guard(lock_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-}
-
-void OrderedCalls::add(std::function<void()> function) {
-  std::lock_guard<std::mutex> guard(lock_);
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { serve(); });
-  }
-  functions_.push_back(std::move(function));
-  changed_.notify_all();
-}
-
-bool OrderedCalls::empty() const {
-  std::lock_guard<std::mutex> guard(lock_);
-  return functions_.empty() && !calling_;
-}
-
-void OrderedCalls::serve() {
-  std::unique_lock<std::mutex> guard(lock_);
-  while (true) {
-    changed_.wait(guard, [this] { return ending_ || !functions_.empty(); });
-    if (functions_.empty()) {
-      return;
-    }
-    auto function = std::move(functions_.front());
-    functions_.pop_front();
-    calling_ = true;
-    guard.unlock();
-    function();
-    function = nullptr; // without the lock: it can own the last reference to a Work
-    guard.lock();
-    calling_ = false;
-  }
-}
 
 // --- the backend -----------------------------------------------------------------------------------------------------
 
@@ -252,8 +186,8 @@ DistributedBackend::Work DistributedBackend::issue(Collective collective, bool b
       streams.emplace(index, copy_stream(index));
     }
     work = c10::make_intrusive<CollectiveWork>(
-        CollectiveWork::Group{getRank(), getSize(), getGroupDesc()}, std::move(collective), sequence_number_++,
-        blocks_host, std::move(streams));
+        Member{getRank(), getSize(), getGroupDesc()}, std::move(collective), sequence_number_++, blocks_host,
+        std::move(streams));
     forget_ended();
     open_.push_back(work);
     if (coalescing_) {

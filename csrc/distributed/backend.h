@@ -3,37 +3,16 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <condition_variable>
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "distributed/collective_work.h"
+#include "distributed/ordered_calls.h"
 
 namespace backplane {
-
-// Calls functions one after the other in a separate thread, which starts on first use.
-class OrderedCalls {
- public:
-  void finish(); // waits for all calls; must be called before the destructor
-  void add(std::function<void()> function);
-  bool empty() const; // no call is pending or running
-
- private:
-  void serve();
-
-  mutable std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> functions_;
-  bool calling_ = false;
-  bool ending_ = false;
-  std::thread thread_;
-};
 
 // Collectives start in the order of the calls, as on every rank. A collective starts in the calling thread if nothing
 // has to be waited for, else in the thread of `calls_`, when the devices' current streams have reached it.

@@ -29,7 +29,7 @@ auto each(const std::vector<Element>& elements, const Function& function) {
 
 } // namespace
 
-at::Tensor CollectivePart::stage(const at::Tensor& tensor, Access access) {
+void check_tensor(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
       tensor.device().is_privateuseone(), "the backplane backend takes bp tensors, but got one on ", tensor.device());
   TORCH_CHECK_VALUE(
@@ -37,6 +37,31 @@ at::Tensor CollectivePart::stage(const at::Tensor& tensor, Access access) {
   TORCH_CHECK_VALUE(
       tensor.is_non_overlapping_and_dense(), "Tensors must be contiguous, but got strides ", tensor.strides(),
       " for sizes ", tensor.sizes());
+}
+
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* name) {
+  TORCH_CHECK_VALUE(
+      outputs.size() == inputs.size(), name, " got ", outputs.size(), " outputs for ", inputs.size(), " inputs");
+}
+
+std::vector<at::Tensor> flattened(const at::Tensor& tensor) {
+  return {tensor};
+}
+
+std::vector<at::Tensor> flattened(const std::vector<at::Tensor>& tensors) {
+  return tensors;
+}
+
+std::vector<at::Tensor> flattened(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+at::Tensor CollectivePart::stage(const at::Tensor& tensor, Access access) {
+  check_tensor(tensor);
   const at::Tensor original = tensor.detach();
   const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU);
   const bool shares = device(tensor.device().index()).properties().host_accessible();

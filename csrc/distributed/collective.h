@@ -14,6 +14,16 @@
 
 namespace backplane {
 
+// Throws ValueError for a tensor that is not on bp, or not dense.
+void check_tensor(const at::Tensor& tensor);
+
+// Throws ValueError if there are not as many outputs as inputs.
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* name);
+
+std::vector<at::Tensor> flattened(const at::Tensor& tensor);
+std::vector<at::Tensor> flattened(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> flattened(const std::vector<std::vector<at::Tensor>>& lists);
+
 enum class Access : uint8_t { Read, Write, ReadWrite };
 
 struct StagedTensor {
@@ -30,7 +40,7 @@ struct StagedTensor {
 // communication of another.
 class CollectivePart {
  public:
-  // Returns the stand-in. Throws ValueError for a tensor that is not on bp, or not dense.
+  // Returns the stand-in. Checks the tensor.
   at::Tensor stage(const at::Tensor& tensor, Access access);
   std::vector<at::Tensor> stage(const std::vector<at::Tensor>& tensors, Access access);
   std::vector<std::vector<at::Tensor>> stage(const std::vector<std::vector<at::Tensor>>& lists, Access access);

@@ -76,23 +76,21 @@ std::vector<c10::Device> as_devices(const std::vector<c10::DeviceIndex>& indices
 } // namespace
 
 CollectiveWork::CollectiveWork(
-    const Group& group,
+    const Member& member,
     Collective collective,
     uint64_t sequence_number,
     bool blocks_host,
     std::map<c10::DeviceIndex, c10::Stream> streams)
     : Work(
-          group.rank,
+          member.rank,
           collective.type,
           title_of(collective).c_str(),
           collective.inputs.empty() ? collective.outputs : collective.inputs),
-      group_(group),
       collective_(std::move(collective)),
       devices_(collective_.devices()),
-      sequence_number_(sequence_number),
       blocks_host_(blocks_host),
       streams_(std::move(streams)),
-      bytes_(collective_.bytes()),
+      id_{member, collective_.name, collective_.bytes(), sequence_number},
       open_parts_(collective_.parts.size()),
       future_(
           c10::make_intrusive<c10::ivalue::Future>(
@@ -144,7 +142,7 @@ void CollectiveWork::start_part(CollectivePart& part, c10d::Backend& engine, Lin
   copy(part, /*to_host=*/true);
   std::optional<Link::Clock::time_point> earliest; // when the modelled link has transferred the part
   if (link != nullptr) {
-    earliest = link->reserve(part.bytes_sent(collective_.type, group_.size));
+    earliest = link->reserve(part.bytes_sent(collective_.type, id_.member.size));
   }
   c10::intrusive_ptr<c10d::Work> work;
   {
@@ -189,12 +187,12 @@ void CollectiveWork::finish_part(CollectivePart& part, std::exception_ptr error)
   }
   part.tensors.clear();
   if (open_parts_.fetch_sub(1) == 1) {
-    end(failure_ == nullptr ? nullptr : described(failure_));
+    end(failure_ == nullptr ? nullptr : failure_of(id_, text_of(failure_)));
   }
 }
 
 void CollectiveWork::fail(std::exception_ptr error) noexcept {
-  end(described(error));
+  end(failure_of(id_, text_of(error)));
 }
 
 void CollectiveWork::end(std::exception_ptr error) noexcept {
@@ -234,24 +232,6 @@ void CollectiveWork::copy(const CollectivePart& part, bool to_host) const {
   }
 }
 
-// The engine's error with the collective, the rank and the group.
-std::exception_ptr CollectiveWork::described(const std::exception_ptr& error) const {
-  std::string what = "unknown error";
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& thrown) {
-    what = thrown.what_without_backtrace();
-  } catch (const std::exception& thrown) {
-    what = thrown.what();
-  }
-  return std::make_exception_ptr(
-      c10::DistBackendError(
-          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-          c10::str(
-              collective_.name, " of ", bytes_, " bytes failed on rank ", group_.rank, " of ", group_.size, " (group '",
-              group_.name, "', collective number ", sequence_number_, "): ", what)));
-}
-
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout && !blocks_host_) {
     synchronize();
@@ -263,8 +243,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   } else {
     TORCH_CHECK_WITH(
         DistBackendError, signal_->wait_until(std::chrono::steady_clock::now() + timeout), collective_.name,
-        " did not finish within ", timeout.count(), " ms on rank ", group_.rank, " of ", group_.size, " (group '",
-        group_.name, "')");
+        " did not finish within ", timeout.count(), " ms on rank ", id_.member.rank, " of ", id_.member.size,
+        " (group '", id_.member.group, "')");
   }
   signal_->check();
   return true;
@@ -298,7 +278,7 @@ int CollectiveWork::sourceRank() const {
 }
 
 uint64_t CollectiveWork::getSequencenumber() const {
-  return sequence_number_;
+  return id_.number;
 }
 
 bool CoalescedWork::isCompleted() {

@@ -12,21 +12,16 @@
 
 #include "devices/prerequisite.h"
 #include "distributed/collective.h"
+#include "distributed/failure.h"
 #include "distributed/link.h"
 
 namespace backplane {
 
 class CollectiveWork final : public c10d::Work {
  public:
-  struct Group {
-    int rank;
-    int size;
-    std::string name;
-  };
-
   // `blocks_host`: wait() makes the host wait, not the stream. `streams`: for copies, by device.
   CollectiveWork(
-      const Group& group,
+      const Member& member,
       Collective collective,
       uint64_t sequence_number,
       bool blocks_host,
@@ -57,15 +52,12 @@ class CollectiveWork final : public c10d::Work {
   void finish_part(CollectivePart& part, std::exception_ptr error) noexcept;
   void end(std::exception_ptr error) noexcept;
   void copy(const CollectivePart& part, bool to_host) const;
-  std::exception_ptr described(const std::exception_ptr& error) const;
 
-  const Group group_;
   Collective collective_;
   const std::vector<c10::DeviceIndex> devices_;
-  const uint64_t sequence_number_;
   const bool blocks_host_;
   const std::map<c10::DeviceIndex, c10::Stream> streams_;
-  const int64_t bytes_;
+  const CollectiveId id_;
   std::vector<c10::Event> events_;
   std::function<void()> end_recording_;
   std::atomic<size_t> open_parts_;

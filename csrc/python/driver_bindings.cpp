@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "devices/communicator.h"
 #include "devices/compiled_kernel.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
@@ -14,6 +15,7 @@
 #include "drivers/cuda/cublas.h"
 #include "drivers/cuda/cuda_launcher.h"
 #include "drivers/cuda/cufft.h"
+#include "drivers/cuda/nccl.h"
 #include "drivers/driver_device.h"
 #include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
@@ -153,6 +155,14 @@ void bind_drivers(py::module_& module) {
   module.def(
       "cufft_limit_plans", &cuda::cufft_limit_plans, py::arg("index"), py::arg("most"),
       py::call_guard<py::gil_scoped_release>());
+  py::class_<CommunicationLibrary, std::shared_ptr<CommunicationLibrary>>(module, "CommunicationLibrary")
+      .def_property_readonly("name", &CommunicationLibrary::name)
+      .def_property_readonly("place", &CommunicationLibrary::place);
+  module.def("nccl_functions", &cuda::nccl_functions, "Return the names of the functions of NCCL that are used.");
+  module.def(
+      "nccl_library", &cuda::nccl_library, py::arg("functions"), py::arg("index"), py::arg("name"), py::arg("place"),
+      "Return NCCL for a CUDA device as a CommunicationLibrary, from the addresses of NCCL's functions. `name`: with "
+      "the version. `place`: identifies the GPU among those of all machines.");
   // For torch_backplane.testing.faults.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);

@@ -1,5 +1,5 @@
-"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS and cuFFT. CUDA programs run without a GPU.
-Of NVML, cuBLAS and cuFFT, it has the functions that the CUDA driver of Backplane calls.
+"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuFFT and NCCL. CUDA programs run without a
+GPU. Of NVML, cuBLAS, cuFFT and NCCL, it has the functions that the CUDA driver of Backplane calls.
 
 `load()` loads the libraries into this process; cuda-bindings then uses them. `environment()` returns the variables with
 which other programs do. As a command, this runs a program with these variables, or prints the libraries' folder:
@@ -19,6 +19,7 @@ Environment variables of the libraries:
     CUDA_EMULATOR_FILL          the byte that new memory contains, such as 0xff (0)
     CUDA_EMULATOR_FAULTS        CALL:NUMBER:ERROR,…: the NUMBERth call of a function fails with an error number.
                                 «(kernel)» is the execution of a kernel. Functions of the other libraries can fail, too.
+    CUDA_EMULATOR_NCCL_VERSION  what ncclGetVersion returns (22900)
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
@@ -54,7 +55,8 @@ _RUNTIME = "libcuda_emulator_kernels.so"
 _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
 # The sources of libraries that are linked with libcuda, and their names for CUDA 13 and 12.
 _CUBLAS, _CUFFT = ("libcublas.so.13", "libcublas.so.12"), ("libcufft.so.12", "libcufft.so.11")
-_CLIENTS = {"cublas.cpp": _CUBLAS, "cufft.cpp": _CUFFT}
+_NCCL = ("libnccl.so.2",)
+_CLIENTS = {"cublas.cpp": _CUBLAS, "cufft.cpp": _CUFFT, "nccl.cpp": _NCCL}
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
@@ -95,11 +97,12 @@ def environment() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Return the environment variables with which Backplane uses the emulated cuBLAS and cuFFT."""
+    """Return the environment variables with which Backplane uses the emulated cuBLAS, cuFFT and NCCL."""
     folder = library_folder()
     return {
         "TORCH_BACKPLANE_CUBLAS_LIBRARY": str(folder / _CUBLAS[0]),
         "TORCH_BACKPLANE_CUFFT_LIBRARY": str(folder / _CUFFT[0]),
+        "TORCH_BACKPLANE_NCCL_LIBRARY": str(folder / _NCCL[0]),
     }
 
 
@@ -164,7 +167,7 @@ def _prelude(folder: Path, language: CudaCpp) -> str:
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:
     # Only the API is exported: other libraries can have functions with the names of internal ones.
     exported = made.parent / "exported"
-    exported.write_text("{ global: cu*; nvrtc*; nvml*; emulator_*; local: *; };", encoding="utf-8")
+    exported.write_text("{ global: cu*; nccl*; nvrtc*; nvml*; emulator_*; local: *; };", encoding="utf-8")
     options = [
         f"-Wl,--version-script={exported}",
         "-shared",

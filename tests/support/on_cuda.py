@@ -25,8 +25,8 @@ TESTS = {
     "test_threads.py::test_profiles_end_while_other_threads_compute": "its 1,024 pending kernels take seconds",
 }
 
-# cuBLAS and cuFFT. `pytest --on cuda` tests generated kernels, unless these variables name libraries.
-LIBRARIES = ("TORCH_BACKPLANE_CUBLAS_LIBRARY", "TORCH_BACKPLANE_CUFFT_LIBRARY")
+# `pytest --on cuda` tests what happens without these libraries, unless the variables name them.
+LIBRARIES = ("TORCH_BACKPLANE_CUBLAS_LIBRARY", "TORCH_BACKPLANE_CUFFT_LIBRARY", "TORCH_BACKPLANE_NCCL_LIBRARY")
 
 EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
 

@@ -57,6 +57,7 @@ FILES = {
     "test_modelled_devices.py": _OWN,
     "test_modelled_targets.py": _TEXT,
     "test_mixed_devices_with_planners.py": _OWN,
+    "test_nccl.py": _OWN,
     "test_neighbours.py": _OWN,
     "test_numbers_in_kernels.py": _OWN,
     "test_oclgrind_agrees.py": _OWN,

@@ -19,6 +19,8 @@ import torch.distributed as dist
 
 faulthandler.dump_traceback_later(float(os.environ.get("HANGS_AFTER", 300)), exit=True)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if os.environ.get("DEVICE_PER_RANK") == "1":
+    torch.bp.set_device(rank)
 
 
 def start(backend=None, **options):

@@ -257,6 +257,9 @@ class Device(ABC):
     # Optional; requires a native_launcher. The first library whose routine accepts a call computes it.
     libraries: Sequence[Library] = ()
 
+    # Optional. The library of torch.distributed's collectives (csrc/devices/communicator.h), such as NCCL.
+    communication: Any = None
+
     # Optional. The native context handle, which torch.bp.native_context() returns (OpenCL: the cl_context).
     native_context: int | None = None
 
@@ -458,8 +461,8 @@ class Device(ABC):
             options: c10d's DistributedBackendOptions: store, group_rank, group_size, timeout, group_id.
 
         Returns:
-            A `torch._C._distributed_c10d.Backend` for tensors of this device, or None, the default: an engine for CPU
-            tensors does the communication (`torch_backplane/distributed.py`).
+            A `torch._C._distributed_c10d.Backend` for tensors of this device, or None, the default: `communication`
+            does the communication, or an engine for CPU tensors (`torch_backplane/distributed.py`).
         """
         return None
 

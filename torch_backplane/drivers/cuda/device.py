@@ -105,6 +105,9 @@ class Range:
 class CUDADevice(Device):
     """A CUDA device.
 
+    Attributes:
+        bus: its PCI bus id.
+
     Args:
         index: its number in CUDA.
         functions: the addresses of the functions of libcuda in `_C.cuda_functions()`.
@@ -119,7 +122,7 @@ class CUDADevice(Device):
         self.index = index
         self.handle = checked(cuda.cuDeviceGet, index)
         self.properties = self._describe(software)
-        self._bus = _string(cuda.cuDeviceGetPCIBusId, MOST_NAME_BYTES, self.handle)
+        self.bus = _string(cuda.cuDeviceGetPCIBusId, MOST_NAME_BYTES, self.handle)
         assert self.properties.target is not None
         self._compiler = Compiler(self.properties.capability, CudaCpp(self.properties.target).compile_options)
         launcher = _C.cuda_launcher(dict(functions), index, int(self.handle))
@@ -411,7 +414,7 @@ class CUDADevice(Device):
     sensors = tuple(sensors.READERS)
 
     def read_sensor(self, name: str) -> int:
-        return sensors.read(name, self._bus)
+        return sensors.read(name, self.bus)
 
 
 class PinnedMemory:

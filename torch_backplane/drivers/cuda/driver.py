@@ -62,6 +62,8 @@ class CUDADriver(Driver):
         opened = [device for index in range(count) if (device := self._open(cuda, index, functions, software))]
         for device in opened:
             device.libraries = libraries.of_device(device.index, device.properties.capability)
+            if libraries.communication is not None:
+                device.communication = libraries.communication(device.index, device.bus)
         self._findings += libraries.findings
         return opened
 

@@ -1,13 +1,13 @@
-"""NVIDIA's libraries for CUDA devices, if they are installed: cuBLAS and cuFFT."""
+"""NVIDIA's libraries for CUDA devices, if they are installed: cuBLAS, cuFFT and NCCL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_backplane.drivers.base import Finding
-from torch_backplane.drivers.cuda.libraries import cublas, cufft
+from torch_backplane.drivers.cuda.libraries import cublas, cufft, nccl
 from torch_backplane.drivers.cuda.libraries.loading import load
 from torch_backplane.drivers.libraries import Library
 
@@ -17,11 +17,14 @@ class Loaded(NamedTuple):
 
     Args:
         makers: functions that return a library for a device, from its number in CUDA and its compute capability.
+        communication: a function that returns a communication library for a device, from its number in CUDA and its PCI
+            bus id; None if there is none.
         findings: one for each library, also for those that were not found.
         versions: such as "cuBLAS 13.1".
     """
 
     makers: tuple[Callable[[int, tuple[int, int]], Library], ...]
+    communication: Callable[[int, str], Any] | None
     findings: tuple[Finding, ...]
     versions: tuple[str, ...]
 
@@ -37,8 +40,13 @@ def load_all(cuda_version: tuple[int, int]) -> Loaded:
         cuda_version: the version of CUDA that NVIDIA's driver supports.
     """
     found = [(module, load(module.PRODUCT, cuda_version)) for module in (cublas, cufft)]
+    communication = load(nccl.PRODUCT, cuda_version)
+    every = [one for _, one in found] + [communication]
     return Loaded(
         makers=tuple(partial(module.library, one.functions) for module, one in found if one.functions),
-        findings=tuple(one.finding for _, one in found),
-        versions=tuple(one.version for _, one in found if one.functions),
+        communication=partial(nccl.library, communication.functions, communication.version)
+        if communication.functions
+        else None,
+        findings=tuple(one.finding for one in every),
+        versions=tuple(one.version for one in every if one.functions),
     )

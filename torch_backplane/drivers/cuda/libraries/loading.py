@@ -20,9 +20,20 @@ OFF = "none"
 _MAJOR, _MINOR = 0, 1  # libraryPropertyType
 
 
+def toolkit_version(loaded: ctypes.CDLL, product: Product) -> tuple[int, int]:
+    """Return the version that a library's function GetProperty tells; -1 where it tells nothing."""
+    return _property(loaded, product, _MAJOR), _property(loaded, product, _MINOR)
+
+
+def _property(loaded: ctypes.CDLL, product: Product, which: int) -> int:
+    value = ctypes.c_int(-1)
+    loaded[f"{product.file}GetProperty"](which, ctypes.byref(value))
+    return value.value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A library of the CUDA toolkit.
+    """A library of the CUDA toolkit, or NCCL.
 
     Args:
         name: NVIDIA's name, for messages.
@@ -30,7 +41,9 @@ class Product:
         variable: the environment variable that names a file.
         package: the PyPI package for CUDA 13 and later.
         functions: the C functions that are called.
-        cuda: the major version of CUDA, by the known major versions of the library.
+        version: returns the library's version. The default asks its function GetProperty.
+        cuda: the major version of CUDA, by the known major versions of the library. Empty: its version does not tell.
+        oldest: the first version that has what is needed.
         instead: what happens without the library.
     """
 
@@ -39,12 +52,14 @@ class Product:
     variable: str
     package: str
     functions: list[str]
-    cuda: Mapping[int, int]
     instead: str
+    version: Callable[[ctypes.CDLL, Product], tuple[int, int]] = toolkit_version
+    cuda: Mapping[int, int] = field(default_factory=dict)
+    oldest: tuple[int, int] = (0, 0)
 
     def package_for(self, cuda_major: int) -> str:
         """Return the PyPI package for a major version of CUDA."""
-        return self.package if cuda_major >= 13 else f"{self.package}-cu{cuda_major}"
+        return self.package if cuda_major >= 13 else f"{self.package.removesuffix('-cu13')}-cu{cuda_major}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +96,14 @@ def load(product: Product, cuda_version: tuple[int, int]) -> Found:
     missing = [name for name in product.functions if name not in functions]
     if missing:
         return Found(Finding(product.name, False, f"is not used: it has no function {', '.join(missing)}", install))
-    version = (_property(loaded, product, _MAJOR), _property(loaded, product, _MINOR))
+    version = product.version(loaded, product)
     name = f"{version[0]}.{version[1]}"
+    if version < product.oldest:
+        needed = f"{product.oldest[0]}.{product.oldest[1]}"
+        found = f"version {name} is not used: version {needed} or later is required"
+        return Found(Finding(product.name, False, found, f"pip install --upgrade {install.split()[-1]}"))
     made_for = product.cuda.get(version[0])
-    if made_for is None or made_for > cuda_version[0]:
+    if product.cuda and (made_for is None or made_for > cuda_version[0]):
         of = "an unknown version of CUDA" if made_for is None else f"CUDA {made_for}"
         found = f"version {name} is not used: it is for {of}, and NVIDIA's driver supports CUDA {cuda_version[0]}"
         # cuda-pathfinder prefers the package for later versions
@@ -142,9 +161,3 @@ def _search(product: Product) -> str:
     if path is None:
         raise OSError("cuda-pathfinder does not tell its file")
     return path
-
-
-def _property(loaded: ctypes.CDLL, product: Product, which: int) -> int:
-    value = ctypes.c_int(-1)
-    loaded[f"{product.file}GetProperty"](which, ctypes.byref(value))
-    return value.value
