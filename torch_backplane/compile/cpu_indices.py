@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torch_backplane import drivers
+
 INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 
 
@@ -22,6 +24,8 @@ def install(post_grad: ModuleType) -> None:
     @functools.wraps(move_constructors)
     def move(graph: torch.fx.Graph) -> None:
         move_constructors(graph)
+        if not _devices_support_all_dtypes(graph):
+            return
         # The numbers of a random constructor depend on the device, so these stay on the CPU.
         with torch._inductor.config.patch(fallback_random=True):
             post_grad.ConstructorMoverPass("bp")(graph)
@@ -29,8 +33,22 @@ def install(post_grad: ModuleType) -> None:
     post_grad.move_constructors_to_gpu = move  # type: ignore[attr-defined]
 
 
+def _devices_support_all_dtypes(graph: torch.fx.Graph) -> bool:
+    """Whether the bp devices of a graph support the dtypes of all tensors in it.
+
+    Inductor computes what depends on no argument on the device to which it is copied.
+    """
+    values = [node.meta.get("val") for node in graph.nodes]
+    tensors = [one for one in values if isinstance(one, torch.Tensor)]
+    dtypes = {one.dtype for one in tensors}
+    devices = {one.device for one in tensors if one.device.type == "bp"}
+    return all(dtypes <= set(drivers.device(one.index).properties.dtypes) for one in devices)
+
+
 def copy_to_device(graph: torch.fx.Graph) -> None:
     """Copies the indices that are still on the CPU to the device of what they index."""
+    if not _devices_support_all_dtypes(graph):
+        return
     for target in INDEXING:
         for node in graph.find_nodes(op="call_function", target=target):
             device = node.meta["val"].device
