@@ -75,6 +75,16 @@ def test_elementwise(name: str) -> None:
     check(function, arguments, tolerance=1e-3 if name == "half" else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integers_that_scale_floats_with_dynamic_shapes(dtype: torch.dtype) -> None:
+    given = [torch.randn(size).to(dtype).requires_grad_() for size in ((5,), (5, 10), (10,))]
+    compiled = torch.compile(torch.addmv, dynamic=True)
+    for beta, alpha in ((1, 1), (1, 3), (2, 1), (-4, 3)):
+        found = compiled(*(one.detach().to("bp").requires_grad_() for one in given), beta=beta, alpha=alpha)
+        expected = torch.addmv(*given, beta=beta, alpha=alpha)
+        torch.testing.assert_close(found.cpu(), expected, rtol=2e-2, atol=5e-2)
+
+
 REDUCTIONS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "softmax rows": (lambda x: torch.softmax(x, -1), [torch.randn(64, 1000)]),
     "softmax columns": (lambda x: torch.log_softmax(x * 2, 0), [torch.randn(300, 200)]),

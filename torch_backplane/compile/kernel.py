@@ -30,7 +30,7 @@ from torch._inductor.codegen.simd import IterationRangesEntry, SIMDKernel
 from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
 from torch._inductor.utils import prefix_is_reduction
 from torch._inductor.virtualized import V
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
 from torch_backplane.compile.formulas import computed_in, traced
 from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
@@ -97,8 +97,10 @@ class GraphKernel(SIMDKernel[Variable]):
             integer = self.get_index_dtype_as_torch_dtype()
             text = f"({self.dialect.type(integer)})({self.index_to_str(self.rename_indexing(value))})"
             return self.cast(self.declare(text, integer), dtype)
+        if isinstance(value, sympy.Expr):
+            value = float(value) if dtype.is_floating_point else int(value)
         category = facts(dtype).category
-        bounds = ValueRanges.wrap(value) if value == value else ValueRanges.unknown()
+        bounds = SymPyValueRangeAnalysis.constant(value, dtype)
         if category == "bool":
             value = bool(value)
         elif category in ("signed", "unsigned"):
