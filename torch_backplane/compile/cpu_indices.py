@@ -21,14 +21,20 @@ def install(post_grad: ModuleType) -> None:
     """Lets `torch._inductor.fx_passes.post_grad` make tensors on bp that programs make on the CPU as indices."""
     move_constructors: Callable[..., None] = post_grad.move_constructors_to_gpu  # type: ignore[attr-defined]
 
+    class Mover(post_grad.ConstructorMoverPass):  # type: ignore[name-defined, misc]
+        """Leaves random numbers on the CPU, because those of the device differ."""
+
+        def find_movable_constructors(self, graph: torch.fx.Graph, constructors: list[Any]) -> Any:
+            random = torch.Tag.nondeterministic_seeded
+            return super().find_movable_constructors(
+                graph, [one for one in constructors if random not in one.target.tags]
+            )
+
     @functools.wraps(move_constructors)
     def move(graph: torch.fx.Graph) -> None:
         move_constructors(graph)
-        if not _devices_support_all_dtypes(graph):
-            return
-        # The numbers of a random constructor depend on the device, so these stay on the CPU.
-        with torch._inductor.config.patch(fallback_random=True):
-            post_grad.ConstructorMoverPass("bp")(graph)
+        if _devices_support_all_dtypes(graph):
+            Mover("bp")(graph)
 
     post_grad.move_constructors_to_gpu = move  # type: ignore[attr-defined]
 
