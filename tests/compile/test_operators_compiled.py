@@ -41,6 +41,7 @@ FAILS = {
     "_native_batch_norm_legit": _SAVED_STATISTICS,
     "_batch_norm_with_update": _SAVED_STATISTICS,
     "div.trunc_rounding-bfloat16": _NOT_ROUNDED,
+    "erfinv-bfloat16": "eager PyTorch rounds the parts of the gradient to bfloat16, Inductor does not, on every device",
 }
 # Operators that are only compiled for static shapes, because dynamic ones fail in PyTorch, on every device.
 STATIC = {
