@@ -251,6 +251,8 @@ def models() -> Iterator[str]:
         passed = sum(row["status"] == "passed" for row in results)
         driver, how = name.rpartition("-")[2], "compiled" if found["data"]["compiled"] else "without `torch.compile`"
         yield f"On {driver}, {how}, {passed} of {len(results)} models pass. {source(name, found)}\n"
+        if broken := [f"`{row['model']}`" for row in results if row.get("graph_breaks")]:
+            yield f"Dynamo breaks the graphs of {', '.join(broken)}.\n"
         others = [row for row in results if row["status"] != "passed"]
         if others:
             reasons = [row.get("reason") or row.get("error", row["status"]) for row in others]

@@ -54,6 +54,7 @@ struct OperatorFacts {
   const PromotionRule* promotion; // dtypes that its CPU kernel lacks
   const c10::KernelFunction* structured_meta; // nullptr: none
   bool indexes = false; // an indexing operator: its `indices` can be on the CPU or on the device of `self`
+  c10::SmallVector<bool, 16> may_be_scalar; // per argument: zero-dimensional CPU tensors are allowed
   c10::SmallVector<bool, 16> from_anywhere; // per argument: CPU tensors of any shape are allowed, as with CUDA
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
@@ -76,6 +77,7 @@ struct OperatorFacts {
     const bool has_lengths =
         op.schema().name() == "aten::_ctc_loss" || op.schema().name() == "aten::_ctc_loss_backward";
     for (const auto& argument : arguments) {
+      may_be_scalar.push_back(!written[may_be_scalar.size()] && !(indexes && argument.name() == "self"));
       from_anywhere.push_back(
           (indexes && argument.name() == "indices") ||
           (has_lengths && (argument.name() == "input_lengths" || argument.name() == "target_lengths")));
@@ -163,7 +165,7 @@ class CommonDevice {
  public:
   explicit CommonDevice(bool indexes) : indexes_(indexes) {}
 
-  // `may_be_scalar`: accept a zero-dimensional CPU tensor. False for arguments that the operator writes.
+  // `may_be_scalar`: accept a zero-dimensional CPU tensor. False for arguments that the operator writes or indexes.
   void see(const at::Tensor& tensor, bool from_anywhere, bool may_be_scalar) {
     seen_ = true;
     const auto device = tensor.device();
@@ -279,8 +281,9 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   CommonDevice common(facts.indexes);
   for (size_t i = 0; i < count; ++i) {
-    for_each_tensor(
-        arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i], !facts.written[i]); });
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      common.see(tensor, facts.from_anywhere[i], facts.may_be_scalar[i]);
+    });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
@@ -384,7 +387,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   size_t bytes = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      common.see(tensor, facts.from_anywhere[i], !facts.written[i]);
+      common.see(tensor, facts.from_anywhere[i], facts.may_be_scalar[i]);
       bytes += tensor.device().is_privateuseone() ? spanned_bytes(tensor) : 0;
     });
   }

@@ -150,28 +150,28 @@ struct BelowEverything {
       c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)};
 };
 
-// Copies CPU tensors in the argument `indices` to the device. Returns whether there were any.
-bool move_indices(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DeviceIndex index) {
-  const auto& schema = op.schema();
-  if (!is_advanced_indexing(schema)) {
-    return false;
+// The position of the argument `indices` of an indexing operator.
+std::optional<int> indices_of(const c10::FunctionSchema& schema) {
+  return is_advanced_indexing(schema) ? schema.argumentIndexWithName("indices") : std::nullopt;
+}
+
+bool is_on_cpu(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+}
+
+// Copies the CPU tensors among indices to the device.
+void move_indices(c10::IValue& indices, c10::DeviceIndex index) {
+  const auto given = indices.toListRef();
+  if (std::none_of(given.begin(), given.end(), is_on_cpu)) {
+    return;
   }
-  const int number = *schema.argumentIndexWithName("indices");
-  c10::IValue& given = *(stack->end() - schema.arguments().size() + number);
-  bool moved = false;
-  c10::List<std::optional<at::Tensor>> indices;
-  for (const c10::IValue& element : given.toListRef()) {
-    std::optional<at::Tensor> tensor = element.toOptional<at::Tensor>();
-    if (tensor.has_value() && tensor->defined() && tensor->is_cpu()) {
-      tensor = tensor->to(c10::Device(c10::kPrivateUse1, index));
-      moved = true;
-    }
-    indices.push_back(std::move(tensor));
+  c10::List<std::optional<at::Tensor>> moved;
+  for (const c10::IValue& element : given) {
+    moved.push_back(
+        is_on_cpu(element) ? element.toTensor().to(c10::Device(c10::kPrivateUse1, index))
+                           : element.toOptional<at::Tensor>());
   }
-  if (moved) {
-    given = std::move(indices);
-  }
-  return moved;
+  indices = std::move(moved);
 }
 
 } // namespace
@@ -196,6 +196,7 @@ PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
     : op_(op),
       name_(toString(op.operator_name())),
       written_lists_(written_lists(op.schema())),
+      indices_(indices_of(op.schema())),
       otherwise_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
   // PyTorch's composite kernels of foreach operators loop over the lists. Use them where the CPU has no kernel, as the
   // CPU does. Other composite kernels differ from the CPU's kernels in error messages and rounding.
@@ -296,6 +297,13 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     run_otherwise(stack);
     return;
   }
+  if (C10_UNLIKELY(indices_.has_value())) {
+    if (is_on_cpu(arguments[0])) { // zero-dimensional ones would count as numbers below
+      run_otherwise(stack); // refuses it
+      return;
+    }
+    move_indices(*(stack->end() - count + *indices_), index);
+  }
   // Must come before addresses are read: it changes the addresses of all arguments that share a written storage.
   for (const size_t i : declaration->written) {
     own_memory(arguments[i]);
@@ -303,10 +311,6 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   PlannedCall call{index, {}, {}, {}, nullptr, &name_};
   Signature signature;
   const char* problem = read_call(arguments, facts, call, signature);
-  if (C10_UNLIKELY(problem != nullptr) && move_indices(op_, stack, index)) {
-    answer(stack);
-    return;
-  }
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
     try_for_error(op_, arguments);
     problem = "a number does not meet the checks of the operator's declaration";

@@ -139,6 +139,7 @@ class PlannedOperator {
   const c10::OperatorHandle op_;
   const std::string name_;
   const std::vector<size_t> written_lists_;
+  const std::optional<int> indices_; // position of the argument `indices`; those on the CPU are copied to the device
   const c10::SafeKernelFunction otherwise_;
   bool falls_back_ = false; // run_otherwise() runs the CPU kernel, not otherwise_
   const char* outcome_otherwise_ = ""; // what run_otherwise() does, for PlanEvent::outcome

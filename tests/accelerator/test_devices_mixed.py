@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_backplane import _C, drivers
+
 SAME = "Expected all tensors to be on the same device, but (found at least two devices, |got )"
 
 BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -134,6 +136,35 @@ def test_indices_can_be_on_the_cpu() -> None:
     assert x[1].tolist() == [7, 7]
     x.index_put_((torch.tensor([2]),), torch.ones(2, device="bp"), accumulate=True)
     assert x[2].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("function", [torch.ops.aten.index, torch.ops.aten._unsafe_index])
+@pytest.mark.parametrize("device", ["cpu", "bp"])
+def test_zero_dim_indices_on_the_cpu(function: Callable[..., Tensor], device: str) -> None:
+    x = torch.arange(6.0).view(3, 2)
+    for row in (2, 0, -2):
+        index, other = torch.tensor(row), torch.tensor([1, 0])
+        assert torch.equal(function(x.to("bp"), [index]).cpu(), x[row])
+        assert torch.equal(function(x.to("bp"), [index, other.to(device)]).cpu(), x[row][other])
+        expected = x.index_put([index], torch.tensor(7.0), accumulate=True)
+        assert torch.equal(x.to("bp").index_put([index], torch.tensor(7.0), accumulate=True).cpu(), expected)
+
+
+def test_zero_dim_indices_on_the_cpu_run_on_the_device() -> None:
+    x, index = torch.arange(6.0, device="bp").view(3, 2), torch.tensor(1)
+    if not drivers.device(0).properties.dialect:
+        pytest.skip("the devices have no dialect")
+    _C.reset_fallback_counts()
+    torch.ops.aten.index(x, [index])
+    x.index_put_([index], torch.tensor(7.0), accumulate=True)
+    assert not _C.fallback_counts()
+
+
+def test_bp_indices_into_zero_dim_cpu_tensors_are_refused() -> None:
+    number, mask = torch.tensor(1.0), torch.tensor(True, device="bp")
+    for call in (lambda: torch.ops.aten.index(number, [mask]), lambda: number.index_put([mask], torch.tensor(2.0))):
+        with pytest.raises(RuntimeError, match=r"on the same device as the indexed tensor \(cpu\)"):
+            call()
 
 
 def test_indices_on_another_bp_device_are_refused() -> None:

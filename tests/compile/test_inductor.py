@@ -75,6 +75,43 @@ def test_elementwise(name: str) -> None:
     check(function, arguments, tolerance=1e-3 if name == "half" else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integers_that_scale_floats_with_dynamic_shapes(dtype: torch.dtype) -> None:
+    given = [torch.randn(size).to(dtype).requires_grad_() for size in ((5,), (5, 10), (10,))]
+    compiled = torch.compile(torch.addmv, dynamic=True)
+    for beta, alpha in ((1, 1), (1, 3), (2, 1), (-4, 3)):
+        found = compiled(*(one.detach().to("bp").requires_grad_() for one in given), beta=beta, alpha=alpha)
+        expected = torch.addmv(*given, beta=beta, alpha=alpha)
+        torch.testing.assert_close(found.cpu(), expected, rtol=2e-2, atol=5e-2)
+
+
+# Numbers computed from sizes, which dynamic shapes make expressions.
+REAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "inverse": lambda x: x * (1 / x.shape[0]),
+    "quotient": lambda x: x + x.shape[0] / x.shape[1],
+    "root": lambda x: x / x.shape[1] ** 0.5,
+    "multiple": lambda x: x + 0.3 * x.shape[0],
+    "rounded": lambda x: x + int(x.shape[0] * 0.3) + round(x.shape[1] * 0.7) - x.shape[0] // 3,
+    "maximum": lambda x: x - max(x.shape[0], 6) / 4,
+    "condition": lambda x: torch.where(x > 0, x, x.shape[0] / 4).masked_fill(x < -1, 1 / x.shape[1]),
+    "limit": lambda x: x.clamp(max=1 / x.shape[0]),
+    "filled": lambda x: torch.full_like(x, x.shape[0] / 7) + 1,
+    "padding": lambda x: F.pad(x, (1, 1), value=x.shape[0] / 4),
+    "scalar": lambda x: torch.addcmul(x, x, x, value=1 / x.shape[0]),
+    "reduction": lambda x: (x * (1 / x.shape[0])).sum(0) / x.shape[1],
+    "interpolation": lambda x: F.interpolate(x[None, None], size=(2 * x.shape[0] + 1, 9), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", REAL)
+def test_real_numbers_of_dynamic_sizes(name: str, dtype: torch.dtype) -> None:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    for dynamic in (False, True):
+        given = [[torch.randn(m, n, dtype=dtype)] for m, n in ((5, 7), (10, 3), (41, 6))]
+        check(REAL[name], *given, tolerance=tolerance, dynamic=dynamic)
+
+
 REDUCTIONS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "softmax rows": (lambda x: torch.softmax(x, -1), [torch.randn(64, 1000)]),
     "softmax columns": (lambda x: torch.log_softmax(x * 2, 0), [torch.randn(300, 200)]),

@@ -235,3 +235,15 @@ x = torch.randn(4, 6, device="bp:0", requires_grad=True)
 torch.linalg.lstsq(x, torch.randn(4, 2, device="bp:0")).solution.sum().backward()
 assert x.grad.isfinite().all()
 """)
+
+
+def test_compiled_graphs_compute_indices_in_float64_on_the_cpu(run: Run) -> None:
+    run("""
+def function(x):
+    return x[(torch.arange(4, dtype=torch.float64) * 0.7).long()] * 2
+
+x = torch.randn(4, 3)
+for device in ("bp:0", "bp:1"):
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(function)(x.to(device)).cpu(), function(x))
+""")

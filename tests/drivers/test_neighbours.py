@@ -148,6 +148,7 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 REPLACED = {
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
     "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
+    "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,

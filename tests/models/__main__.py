@@ -16,7 +16,7 @@ from models.expected import EXPECTED_FAILURES, Case
 from models.model import MODULES
 from models.worker import Worker
 
-SECONDS = 300  # for a model, on a slow machine
+SECONDS = 600  # for a model, on a slow machine
 UNEXPECTED = ("failed", "unexpectedly passed")
 
 

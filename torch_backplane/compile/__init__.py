@@ -3,7 +3,7 @@
 - Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
 - Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
   graph does, and `runtime` replays it as a plan. `products` and `product_kernel` fuse elementwise operations into
-  products. `host` compiles for host devices.
+  products. `cpu_indices` moves indices to the device. `host` compiles for host devices.
 
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
 module of PyTorch after that module is imported.
@@ -79,6 +79,12 @@ def _replace_random_numbers(joint_graph: types.ModuleType) -> None:
     random_numbers.install(joint_graph)
 
 
+def _make_indices(post_grad: types.ModuleType) -> None:
+    from torch_backplane.compile import cpu_indices
+
+    cpu_indices.install(post_grad)
+
+
 def _schedule(scheduler: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
@@ -115,6 +121,7 @@ HOOKS: dict[str, Hook] = {
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
+    "torch._inductor.fx_passes.post_grad": _make_indices,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,
     "torch._inductor.codegen.common": _register_with_inductor,

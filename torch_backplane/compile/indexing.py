@@ -18,6 +18,8 @@ FUNCTIONS = """\
 class IndexPrinter(ExprPrinter):
     """Prints expressions over int32 or int64 variables. Sizes are at most 64-bit integers."""
 
+    real = "float"  # the type of real parts, such as the inverse of a size
+
     def _print_FloorDiv(self, expr: Any) -> str:
         x, divisor = expr.args
         if x.is_nonnegative and divisor.is_positive:
@@ -87,26 +89,32 @@ class IndexPrinter(ExprPrinter):
         return "(" + " * ".join([self._operand(base)] * int(exponent)) + ")" if exponent else "1"
 
     def _print_ToFloat(self, expr: Any) -> str:
-        return f"(float)({self._print(expr.args[0])})"
+        return f"({self.real})({self._print(expr.args[0])})"
 
     def _print_IntTrueDiv(self, expr: Any) -> str:
         a, b = expr.args
-        return f"((float)({self._print(a)}) / (float)({self._print(b)}))"
+        return f"(({self.real})({self._print(a)}) / ({self.real})({self._print(b)}))"
 
     def _print_TruncToInt(self, expr: Any) -> str:
         return f"(long)({self._print(expr.args[0])})"
 
     def _print_FloorToInt(self, expr: Any) -> str:
-        return f"(long)floor((float)({self._print(expr.args[0])}))"
+        return f"(long)floor(({self.real})({self._print(expr.args[0])}))"
 
     def _print_CeilToInt(self, expr: Any) -> str:
-        return f"(long)ceil((float)({self._print(expr.args[0])}))"
+        return f"(long)ceil(({self.real})({self._print(expr.args[0])}))"
 
     def _print_RoundToInt(self, expr: Any) -> str:
-        return f"(long)rint((float)({self._print(expr.args[0])}))"
+        return f"(long)rint(({self.real})({self._print(expr.args[0])}))"
 
     def _print_Float(self, expr: Any) -> str:
-        return str(int(expr)) if expr == int(expr) else f"{float(expr).hex()}f"
+        return str(int(expr)) if expr == int(expr) else float(expr).hex() + ("f" if self.real == "float" else "")
 
     def _operand(self, expr: Any) -> str:
         return self.parenthesize(expr, PRECEDENCE["Atom"] - 0.5)
+
+
+class Float64Printer(IndexPrinter):
+    """Prints real parts in float64."""
+
+    real = "double"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-from torch_backplane.compile import flex_attention, random_numbers
+from torch_backplane.compile import cpu_indices, flex_attention, random_numbers
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 
 
@@ -127,10 +127,11 @@ def register(common: ModuleType) -> None:
     from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
     class GraphPass(CustomGraphModulePass):
-        """Decomposes what Inductor does not lower for bp. Its identity is part of the key of Inductor's graph cache."""
+        """Changes what Inductor does not lower for bp. Its identity is part of the key of Inductor's graph cache."""
 
         def __call__(self, graph: torch.fx.GraphModule) -> None:
             flex_attention.decompose(graph)
+            cpu_indices.copy_to_device(graph.graph)
 
         def uuid(self) -> str:
             return cache_key()

@@ -30,10 +30,10 @@ from torch._inductor.codegen.simd import IterationRangesEntry, SIMDKernel
 from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
 from torch._inductor.utils import prefix_is_reduction
 from torch._inductor.virtualized import V
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
 from torch_backplane.compile.formulas import computed_in, traced
-from torch_backplane.compile.indexing import FUNCTIONS, IndexPrinter
+from torch_backplane.compile.indexing import FUNCTIONS, Float64Printer, IndexPrinter
 from torch_backplane.compile.kernel_functions import ATOMIC_ADD, ATOMIC_DTYPES, RANDOM, REPORTS
 from torch_backplane.compile.operations import Operations
 from torch_backplane.compile.reduction_form import choose_form
@@ -94,11 +94,11 @@ class GraphKernel(SIMDKernel[Variable]):
     def number(self, value: Any, dtype: torch.dtype) -> Variable:
         """A constant, which the text contains where it is used. `value` can be an expression of sizes."""
         if isinstance(value, sympy.Expr) and not value.is_number:
-            integer = self.get_index_dtype_as_torch_dtype()
-            text = f"({self.dialect.type(integer)})({self.index_to_str(self.rename_indexing(value))})"
-            return self.cast(self.declare(text, integer), dtype)
+            return self.expression(value, dtype)
+        if isinstance(value, sympy.Expr):
+            value = float(value) if dtype.is_floating_point else int(value)
         category = facts(dtype).category
-        bounds = ValueRanges.wrap(value) if value == value else ValueRanges.unknown()
+        bounds = SymPyValueRangeAnalysis.constant(value, dtype)
         if category == "bool":
             value = bool(value)
         elif category in ("signed", "unsigned"):
@@ -110,6 +110,15 @@ class GraphKernel(SIMDKernel[Variable]):
         var = self.create_cse_var(self.dialect.constant(value, dtype), bounds, dtype, ())
         self.outside_loops.add(var)
         return var
+
+    def expression(self, expr: sympy.Expr, dtype: torch.dtype) -> Variable:
+        """The value of an expression of sizes and loop variables. It can be real, such as the inverse of a size."""
+        dtype = value_dtype(dtype)
+        keeps_dtype = dtype.is_floating_point or dtype == torch.int64
+        computed = dtype if keeps_dtype else self.get_index_dtype_as_torch_dtype()
+        printer = Float64Printer() if dtype == torch.float64 else IndexPrinter()
+        text = printer.doprint(self.rename_indexing(expr))
+        return self.cast(self.declare(f"({self.dialect.type(computed)})({text})", computed), dtype)
 
     def declare(self, text: str, dtype: torch.dtype, buffer: IndentedBuffer | None = None) -> Variable:
         """The variable that holds the value of `text`; declares it if there is none yet."""

@@ -54,10 +54,7 @@ class Operations(OpOverrides):
 
     @staticmethod
     def index_expr(expr: sympy.Expr, dtype: torch.dtype) -> Variable:
-        kernel = V.kernel
-        text = kernel.index_to_str(kernel.prepare_indexing(expr))
-        integer = torch.int64 if dtype == torch.int64 else kernel.get_index_dtype_as_torch_dtype()
-        return kernel.cast(kernel.declare(f"({kernel.dialect.type(integer)})({text})", integer), value_dtype(dtype))
+        return V.kernel.expression(V.kernel.prepare_indexing(expr), dtype)
 
     @staticmethod
     def value_expr(expr: sympy.Expr, dtype: torch.dtype) -> Variable:
