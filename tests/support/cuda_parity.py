@@ -22,7 +22,14 @@ from torch_backplane.as_cuda.names import ABSENT, RENAMED
 # The release of torch that the table describes; others can lack some of its names.
 REFERENCE_RELEASE = "2.13"
 
-# Parameters that torch.cuda has since a later release than the reference, and torch.bp with every release.
+# Names and parameters that torch.cuda has since a later release than the reference. torch.bp has the parameters with
+# every release.
+LATER_NAMES = """
+    DEVICE_REQUIREMENT_POST_JETSON_SBSA_UNIFICATION export_dot export_graph_data graph_annotations
+    graphs.register_graph_capture_end_hook graphs.register_graph_capture_start_hook graphs.register_graph_destroy_hook
+    graphs.register_graph_instantiate_hook graphs.register_graph_replay_end_hook graphs.register_graph_replay_start_hook
+    tunable.get_cublaslt_requested_algo_count tunable.set_cublaslt_requested_algo_count
+""".split()  # noqa: SIM905
 LATER_PARAMETERS = {
     "_record_memory_history": {"record_pinned_host_memory", "record_cuda"},
     "make_graphed_callables": {"capture_error_mode", "enable_annotations"},
