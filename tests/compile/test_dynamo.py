@@ -188,9 +188,9 @@ def new_streams(x: Tensor) -> Any:
     one.wait_stream(bp.current_stream())
     with bp.stream(one):
         y = x + 1
+    one.synchronize()
     with other, bp.stream(None):
         y = y * 2
-    one.synchronize()
     bp.current_stream().wait_stream(one)
     return y, one, other
 
