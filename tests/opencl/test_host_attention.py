@@ -76,6 +76,8 @@ def test_host_kernel_is_used() -> None:
 @_on_host()
 def test_cases_without_cpu_kernel_are_composed(form: str) -> None:
     """`_fused_sdp_choice` agrees with what runs: with this few queries, attention is composed of other operators."""
+    if form == "one head" and torch.__version__ >= "2.14":
+        pytest.skip("PyTorch adds the batch dimension itself since torch 2.14")
     query, key, value = (one.to(DEVICE) for one in made(7, torch.float32))
     named: dict[str, object] = {}
     if form == "dropout":

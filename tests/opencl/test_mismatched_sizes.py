@@ -26,6 +26,8 @@ def test_mismatched_sizes_raise_the_same_errors(name: str) -> None:
     operators, device = load(OP_DB), torch.device("bp", 0)
     if name == "native_group_norm" and name not in operators:
         pytest.skip("PyTorch's operator database has no native_group_norm before torch 2.13")
+    if name.endswith("attention") and torch.__version__ >= "2.14":
+        pytest.skip("PyTorch's CPU kernel accepts keys and values of different lengths since torch 2.14")
     result = check_sizes(operators[name], torch.float32, Settings(sizes=True, samples=2), device, lambda text: None)
     assert [finding for finding in result.findings if finding.fails] == []
     assert result.compared + result.both_raised > 1

@@ -44,9 +44,9 @@ def test_reads_are_accepted() -> None:
     assert torch.tensor(1.0).copy_(x).item() == 5
 
 
-# These have a device argument, copy between devices, or read the values.
+# These have a device argument, copy between devices, replace the tensor itself, or read the values.
 EXCLUDED = re.compile(
-    r"aten::(\w+_like|new_\w+|_?to_copy|copy|copy_|set_data|resize_as|resize_as_|linspace|logspace)(\.\w+)?$"
+    r"aten::(\w+_like|new_\w+|_?to_copy|copy|copy_|set_data|shallow_copy_data_|resize_as|resize_as_|linspace|logspace)(\.\w+)?$"
 )
 # PyTorch's kernels crash with these generated arguments, on the CPU, too.
 CRASHING = (

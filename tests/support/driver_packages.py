@@ -68,7 +68,9 @@ def opencl_runner(site: Path, name: str, preamble: str, **settings: str) -> Call
     def run(code: str, **env: str) -> str:
         result = forked.run(preamble + code, site, **{"TORCH_BACKPLANE_DRIVERS": name} | settings | env)
         assert result.returncode == 0, result.stderr
-        assert not result.stderr, result.stderr
+        # PyTorch's CUDA builds write this if there is a CUDA toolkit and no GPU.
+        written = [line for line in result.stderr.splitlines() if "No CUDA runtime is found" not in line]
+        assert not written, result.stderr
         return result.stdout
 
     return run
