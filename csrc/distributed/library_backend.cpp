@@ -523,24 +523,20 @@ LibraryBackend::Work LibraryBackend::alltoall(Tensors& outputs, Tensors& inputs,
   return issue_to_group(std::move(made));
 }
 
+bool LibraryBackend::is_coalescing() {
+  const std::lock_guard<std::mutex> guard(lock_);
+  return coalesced_.has_value();
+}
+
 bool LibraryBackend::is_sending_staged(const Tensors& tensors, int peer) {
-  bool is_coalesced = false;
-  {
-    const std::lock_guard<std::mutex> guard(lock_);
-    is_coalesced = coalesced_.has_value();
-  }
-  return is_coalesced ? is_staged(tensors) : is_pair_staged(tensors, peer);
+  return is_coalescing() ? is_staged(tensors) : is_pair_staged(tensors, peer);
 }
 
 // Issues a send or a receive: with the group if it is coalesced, else with the other rank.
 LibraryBackend::Work LibraryBackend::issue_to_pair(
     Communication communication, int peer, Kind kind, const at::Tensor& tensor) {
   const bool sends = kind == Kind::Send;
-  bool is_coalesced = false;
-  {
-    const std::lock_guard<std::mutex> guard(lock_);
-    is_coalesced = coalesced_.has_value();
-  }
+  const bool is_coalesced = is_coalescing();
   const int rank = is_coalesced ? peer : peer > getRank(); // in the communicator
   communication.move(kind, sends ? tensor : at::Tensor(), sends ? at::Tensor() : tensor, rank);
   return is_coalesced ? issue_to_group(std::move(communication)) : issue(std::move(communication), peer);
@@ -610,12 +606,14 @@ void LibraryBackend::startCoalescing() {
 
 LibraryBackend::Work LibraryBackend::endCoalescing() {
   std::optional<Communication> made;
+  bool is_staged = false;
   {
     const std::lock_guard<std::mutex> guard(lock_);
     TORCH_CHECK(coalesced_.has_value(), "endCoalescing() was called without startCoalescing()");
     made = std::exchange(coalesced_, std::nullopt);
+    is_staged = coalesces_staged_;
   }
-  if (coalesces_staged_) {
+  if (is_staged) {
     return staged_->endCoalescing();
   }
   return made->tensors.empty() ? nullptr : issue(std::move(*made), kAll);

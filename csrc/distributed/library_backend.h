@@ -91,6 +91,7 @@ class LibraryBackend final : public c10d::Backend {
 
   bool is_staged(const Tensors& tensors);
   bool is_pair_staged(const Tensors& tensors, int peer);
+  bool is_coalescing();
   bool is_sending_staged(const Tensors& tensors, int peer);
   void publish_device(c10::DeviceIndex index);
   bool decide(const std::vector<int>& ranks);
