@@ -49,6 +49,8 @@ check("half", lambda x, y: (x * 2 + 1, y - 1), (torch.arange(300) / 8).half(), (
 check("rows", lambda x: torch.softmax(x, -1).argmax(-1), torch.randn(20, 300))
 check("columns", lambda x: (x * 2).sum(0) + x.std(0), torch.randn(300, 37))
 check("whole", lambda x: (x * x).sum(), torch.randn(1 << 20))
+check("scans", lambda x: ((x.softmax(-1)).cumsum(-1), x.cummax(-1)), torch.randn(20, 300))
+check("scans of columns", lambda x: (x.logcumsumexp(0), x.cumprod(0)), torch.rand(300, 37))
 check("indices", lambda x, i: x[i] * 2, torch.randn(30, 5), torch.randint(0, 30, (70,)))
 check("additions", lambda x, i: torch.zeros_like(x[:9]).index_add(0, i, x) + 1, torch.randn(30), torch.arange(30) % 9)
 compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), dynamic=True)
@@ -92,5 +94,5 @@ def test_the_documented_kernel_is_what_is_generated(plain_c: Path) -> None:
 def test_kernels_in_plain_c(plain_c: Path) -> None:
     settings = {"TORCH_BACKPLANE_DRIVERS": "plain_c", "TORCH_BACKPLANE_FALLBACK": "error"}
     done = forked.run(PROGRAM, plain_c, timeout=280, **settings)
-    names = ("elements", "half", "rows", "columns", "whole", "indices", "additions")
+    names = ("elements", "half", "rows", "columns", "whole", "scans", "scans of columns", "indices", "additions")
     assert done.stdout.splitlines() == [*(f"{name} True" for name in names), "True", "True"], done.stderr

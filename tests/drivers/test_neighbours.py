@@ -109,6 +109,20 @@ for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
 torch.manual_seed(3)
 found.append(run(lambda: torch.compile(lambda x: torch.rand_like(x) + torch.nn.functional.dropout(x))(x).tolist()))
 found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).tolist()))
+found.append(run(lambda: torch.compile(lambda x: (x.cumsum(-1), x.cummax(0)))(x)))
+from torch._inductor import ir
+found += [run(ir.Scan.create), run(ir.Scan.create, torch.device("cpu"))]
+"""
+
+ASSOCIATIVE_SCAN = """
+from torch._higher_order_ops import associative_scan
+from torch._higher_order_ops.associative_scan import associative_scan as same
+for scan in (associative_scan, same):
+    for mode in ("pointwise", "generic", "other"):
+        found += [run(scan, torch.add, t, 0, combine_mode=mode) for t in (x, meta, [x, x], [], 3)]
+        found.append(run(scan, torch.mul, x, dim=1, reverse=True, combine_mode=mode))
+        found.append(run(torch.compile(scan, backend="eager"), torch.add, x, 1, False, mode))
+    found += [run(scan), run(scan, torch.add), run(scan, 3, x, 0), run(scan, torch.add, x, 5), run(scan, unknown=1)]
 """
 
 FLEX_ATTENTION = """
@@ -146,9 +160,12 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 """
 
 REPLACED = {
+    "torch._higher_order_ops.associative_scan": ASSOCIATIVE_SCAN,
+    "torch._higher_order_ops.associative_scan.associative_scan": ASSOCIATIVE_SCAN,
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
     "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
     "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
+    "torch._inductor.ir.Scan.create": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,
@@ -244,7 +261,8 @@ def test_replaced_names_are_listed() -> None:
 def answers() -> dict[str, list[list[str]]]:
     """Returns the output of each program without Backplane, with Backplane and no device, and with two devices."""
     parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL",
-             DISTRIBUTED: "DISTRIBUTED", INDUCTOR: "INDUCTOR", FLEX_ATTENTION: "FLEX_ATTENTION"}  # fmt: skip
+             DISTRIBUTED: "DISTRIBUTED", INDUCTOR: "INDUCTOR", FLEX_ATTENTION: "FLEX_ATTENTION",
+             ASSOCIATIVE_SCAN: "ASSOCIATIVE_SCAN"}  # fmt: skip
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
         program += f"found = []\n{text}\nall[{name!r}] = found\n"

@@ -2,8 +2,9 @@
 
 - Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
 - Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
-  graph does, and `runtime` replays it as a plan. `products` and `product_kernel` fuse elementwise operations into
-  products. `cpu_indices` moves indices to the device. `host` compiles for host devices.
+  graph does, and `runtime` replays it as a plan. `scans` writes scans. `products` and `product_kernel` fuse elementwise
+  operations into products. `cpu_indices` moves indices to the device. `host` compiles for host devices.
+- `associative_scan` lets the operator of this name accept bp tensors.
 
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
 module of PyTorch after that module is imported.
@@ -85,6 +86,12 @@ def _make_indices(post_grad: types.ModuleType) -> None:
     cpu_indices.install(post_grad)
 
 
+def _scan(ir: types.ModuleType) -> None:
+    from torch_backplane.compile import inductor
+
+    inductor.scan_whole_lines(ir)
+
+
 def _schedule(scheduler: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
@@ -109,6 +116,12 @@ def _install_flex_attention(module: types.ModuleType) -> None:
     flex_attention.install(module)
 
 
+def _install_associative_scan(module: types.ModuleType) -> None:
+    from torch_backplane.compile import associative_scan
+
+    associative_scan.install(module)
+
+
 def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
     from torch_backplane.compile import fake_tensors
 
@@ -117,11 +130,13 @@ def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
 
 HOOKS: dict[str, Hook] = {
     "torch._ops": _pass_autocast,
+    "torch._higher_order_ops.associative_scan": _install_associative_scan,
     "torch._dynamo": _register_with_dynamo,
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
     "torch._inductor.fx_passes.post_grad": _make_indices,
+    "torch._inductor.ir": _scan,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,
     "torch._inductor.codegen.common": _register_with_inductor,

@@ -97,6 +97,43 @@ def _is_template(operands: Sequence[Any], scales: Sequence[Any]) -> bool:
     )
 
 
+def scan_whole_lines(ir: ModuleType) -> None:
+    """Lets bp scan each line in one kernel, in `torch._inductor.ir`. Inductor divides lines by heuristics of Triton.
+
+    The operators of eager PyTorch, if there are any, scan lines that should be divided.
+    """
+    create: Callable[..., Any] = ir.Scan.create.__func__  # type: ignore[attr-defined]
+
+    class WholeScan(ir.Scan):  # type: ignore[name-defined, misc]
+        @classmethod
+        def num_splits(cls, *given: Any, **named: Any) -> Any:
+            return ir.ReductionHint.DEFAULT, 1  # type: ignore[attr-defined]
+
+    @functools.wraps(create)
+    def create_scan(
+        cls: Any,
+        device: torch.device,
+        dtypes: Any,
+        inner_fns: Any,
+        size: Any,
+        axis: int,
+        *given: Any,
+        can_fallback_to_aten: bool = True,
+        **named: Any,
+    ) -> Any:
+        arguments = (device, dtypes, inner_fns, size, axis, *given)
+        if device.type == "bp":
+            from torch_backplane.compile.reduction_form import should_divide_scan
+            from torch_backplane.planning.launch import dialect_of
+
+            if can_fallback_to_aten and should_divide_scan(dialect_of(device).target, size, axis):
+                return [None] * len(dtypes)
+            cls = WholeScan
+        return create(cls, *arguments, can_fallback_to_aten=can_fallback_to_aten, **named)
+
+    ir.Scan.create = classmethod(create_scan)  # type: ignore[attr-defined]
+
+
 def create_backend_without_triton(scheduler: ModuleType) -> None:
     """Lets `torch._inductor.scheduler.Scheduler` serve bp. It requires Triton for every GPU but mps."""
     create_backend: Callable[..., Any] = scheduler.Scheduler.create_backend  # type: ignore[attr-defined]

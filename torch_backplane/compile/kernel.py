@@ -10,6 +10,8 @@ There are four forms:
 - Reduction by tiles: a work item reduces the elements of several adjacent results. It executes each section for all of
   them before it goes on.
 
+A scan is a reduction with a result for each element (scans.py).
+
 A kernel that reduces has sections: loops over the reduced elements, and statements outside of loops, which every work
 item of a team executes and whose stores only the first one does. With tiles, each section begins with all earlier
 statements outside of loops, and stores outside of loops come last.
@@ -38,6 +40,7 @@ from torch_backplane.compile.kernel_functions import ATOMIC_ADD, ATOMIC_DTYPES, 
 from torch_backplane.compile.operations import Operations
 from torch_backplane.compile.reduction_form import choose_form
 from torch_backplane.compile.reductions import Reduction, reduction
+from torch_backplane.compile.scans import Scan
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
@@ -61,15 +64,19 @@ class GraphKernel(SIMDKernel[Variable]):
         super().__init__(tiling, **kwargs)
         self.outside_loops: set[Variable] = set()  # variables that are valid in the whole kernel
         self.used_dtypes: set[torch.dtype] = set()
-        self.shared: dict[str, str] = {}  # declarations of local memory, by name
+        self.shared: dict[str, tuple[torch.dtype, int]] = {}  # arrays in local memory: element and length, by name
+        self.variables: dict[str, str] = {}  # declarations at the beginning of the kernel, by name
         self.error_texts: list[str] = []
         self.reports_errors = False
         self.draws = False
         self.more_input: tuple[Value, str] | None = None  # a variable, and the index of its element in VARIABLE_ptr
         self.named_parameters: dict[str, Parameter] = {}
+        self.scans: dict[Any, tuple[Variable, ...]] = {}  # results of the scans in the current loop
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
         self.team, self.lanes, self.tile = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
+        # Whether some items of a team can have no element in an iteration of a loop. `inside` tells it.
+        self.has_inside = self.team > 1 and self.features.contains_op("scan")
         # Statements outside of loops, and their stores if they come last.
         self.outside = self.body if self.tile == 1 else IndentedBuffer()
         self.last_stores = IndentedBuffer()
@@ -214,7 +221,14 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.inside_reduction and not indirect and not self._depends_on_reduction(index) and not self._is_scoped():
             buffer = self.outside
         text = self.dialect.decode(f"{pointer}[{self.index_to_str(index)}]", dtype)
+        if buffer is not self.outside:
+            text = self._if_inside(text, value_dtype(dtype))
         return self.declare(text, value_dtype(dtype), buffer)
+
+    def _if_inside(self, text: str, dtype: torch.dtype) -> str:
+        """`text`, which must not be evaluated without an element; then 0 instead."""
+        is_in_step = self.has_inside and self.inside_reduction
+        return f"inside ? {text} : {self.dialect.constant(0, dtype)}" if is_in_step else text
 
     def _is_scoped(self) -> bool:
         """Whether the statements of a conditional are being written."""
@@ -259,7 +273,8 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def _write(self, name: str, line: str) -> None:
         once = self.features.is_reduction() and not self.inside_reduction and self.team > 1
-        self.stores.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if once else line))
+        guard = "if (ITEM == 0) " if once else "if (inside) " if self.has_inside and self.inside_reduction else ""
+        self.stores.writeline(DeferredLine(name, f"{guard}{line}"))
 
     def _store_atomically(self, name: str, pointer: str, place: str, value: Variable) -> None:
         dtype = V.graph.get_dtype(name)
@@ -283,7 +298,7 @@ class GraphKernel(SIMDKernel[Variable]):
         integer = self.dialect.type(torch.int64)
         self.used_dtypes.add(torch.int64)
         text = f"or_first(checked_index(errors, error_operator, ({integer}){index}, ({integer})({limit})))"
-        var = self.declare(text, torch.int64)
+        var = self.declare(self._if_inside(text, torch.int64), torch.int64)
         var.bounds = ValueRanges(0, torch.iinfo(torch.int64).max)
         return var
 
@@ -293,7 +308,8 @@ class GraphKernel(SIMDKernel[Variable]):
     def device_assert_async(self, cond: Variable, msg: str) -> None:  # type: ignore[override]
         self.reports_errors = True
         self.error_texts.append(msg)
-        self.compute.writeline(f"if (!({cond})) report(errors, error_text{len(self.error_texts) - 1});")
+        fails = self._if_inside(f"!({cond})", torch.bool)
+        self.compute.writeline(f"if ({fails}) report(errors, error_text{len(self.error_texts) - 1});")
 
     def random(self, kind: str, seed: Variable, offset: Variable, *limits: Variable) -> Variable:
         self.draws = True
@@ -332,8 +348,9 @@ class GraphKernel(SIMDKernel[Variable]):
         more, results = statements(combined, self.dialect, [*partial, *map(str, started)], f"c{number}_")
         uses_position = any(position.name in line for line in (*lines, *more)) or position.name in map(str, started)
         scope = [f"const {self.dialect.type(torch.int64)} r0_position = r0_index;"] if uses_position else []
-        assign = self._assignments(made.state, state, results, partial)
-        self.compute.writelines(["{", *scope, *(line.strip() for line in (*lines, *more)), *assign, "}"])
+        assign = self.assignments(made.state, state, results, partial)
+        head = "if (inside) {" if self.has_inside else "{"
+        self.compute.writelines([head, *scope, *(line.strip() for line in (*lines, *more)), *assign, "}"])
         if self.lanes > 1:
             self._combine_lanes(made, state, combined, number)
         if self.team > 1:
@@ -352,7 +369,7 @@ class GraphKernel(SIMDKernel[Variable]):
         self.cse.reduction_cache[key] = result
         return result
 
-    def _assignments(
+    def assignments(
         self, dtypes: Sequence[torch.dtype], names: Sequence[str], values: Sequence[Value], places: Sequence[str] = ()
     ) -> list[str]:
         """Assigns all values together: a value can depend on a place that is assigned before it."""
@@ -364,16 +381,12 @@ class GraphKernel(SIMDKernel[Variable]):
         """Statements after the loop: the partial states of the work item, combined one after another."""
         other = [f"{name}_lanes[lane]" for name in state]
         lines, results = statements(combined, self.dialect, [*state, *other], f"l{number}_")
-        step = [*(line.strip() for line in lines), *self._assignments(made.state, state, results)]
+        step = [*(line.strip() for line in lines), *self.assignments(made.state, state, results)]
         self.after_loop.writelines([f"for (int lane = 0; lane < {self.lanes}; ++lane) {{", *step, "}"])
 
     def _combine_team(self, made: Reduction, state: Sequence[str], combined: Program, number: int) -> None:
         """Statements after the loop: the states of all work items of the group, combined in a tree."""
-        arrays = []
-        for k, dtype in enumerate(made.state):
-            array = f"shared_{str(dtype).removeprefix('torch.')}_{k}"
-            self.shared[array] = f"LOCAL {self.dialect.storage_type(dtype)} {array}[{self.team}];"
-            arrays.append(array)
+        arrays = [self.shared_array("shared", dtype, k, self.team) for k, dtype in enumerate(made.state)]
         other = [f"{name}_other" for name in state]
         lines, results = statements(combined, self.dialect, [*state, *other], f"t{number}_")
         put = [f"{array}[ITEM] = {name};" for array, name in zip(arrays, state, strict=True)]
@@ -381,7 +394,7 @@ class GraphKernel(SIMDKernel[Variable]):
             f"const {self.dialect.type(dtype)} {name} = {array}[ITEM + distance];"
             for dtype, name, array in zip(made.state, other, arrays, strict=True)
         ]
-        step = [*loads, *lines, *self._assignments(made.state, state, results), *put]
+        step = [*loads, *lines, *self.assignments(made.state, state, results), *put]
         self.after_loop.writelines(
             [
                 *put,
@@ -397,6 +410,27 @@ class GraphKernel(SIMDKernel[Variable]):
             ]
         )
 
+    def shared_array(self, purpose: str, dtype: torch.dtype, number: int, length: int) -> str:
+        """The name of an array in local memory. Other callers with the same purpose, dtype and number share it."""
+        name = f"{purpose}_{str(dtype).removeprefix('torch.')}_{number}"
+        self.shared[name] = (dtype, length)
+        return name
+
+    # Scans
+
+    def scan(self, dtypes: Any, combine_fn: Any, values: Any) -> tuple[Variable, ...]:
+        key = (dtypes, combine_fn, values)  # each result of a scan asks for all of them
+        if key not in self.scans:
+            self.scans[key] = Scan(self, next(self._states), dtypes, combine_fn).write(values)
+        return self.scans[key]
+
+    def reduced_tree(self) -> Any:
+        """The dimension of the iteration space that is reduced or scanned."""
+        (tree,) = (tree for tree in self.range_trees if tree.is_loop)
+        return tree
+
+    # Loops
+
     def codegen_iteration_ranges_entry(self, entry: IterationRangesEntry) -> None:
         line = f"const {self.index_dtype} {entry.name} = {self.kexpr(self.rename_indexing(entry.expr))};"
         (self.indexing_code if entry.root.is_loop else self.outside).writeline(line)
@@ -404,9 +438,8 @@ class GraphKernel(SIMDKernel[Variable]):
     def codegen_body(self) -> None:
         if not (self.indexing_code or self.loads or self.compute or self.stores or self.after_loop):
             return
-        loops = [tree for tree in self.range_trees if tree.is_loop]
-        if self.inside_reduction and loops:
-            (tree,) = loops
+        if self.inside_reduction and any(tree.is_loop for tree in self.range_trees):
+            tree = self.reduced_tree()
             earlier = (self.outside,) if self.tile > 1 else ()
             for head in self._loop_heads(f"{tree.prefix}index", self._numel(tree)):
                 self.body.writeline(head)
@@ -415,6 +448,7 @@ class GraphKernel(SIMDKernel[Variable]):
                         self.body.splice(part)
                 self.body.writeline("}")
             self.cse.invalidate(self.outside_loops)  # type: ignore[arg-type]
+            self.scans.clear()
             tree.cache_clear()
             for node in self.range_tree_nodes.values():
                 if node.root is tree:
@@ -440,9 +474,18 @@ class GraphKernel(SIMDKernel[Variable]):
             # Compilers vectorize the inner loop, as its length is a constant.
             yield f"if (results == {self.tile}) {loop} {self._tile_head(str(self.tile))}"
             return
+        if self.scans and self.team > 1:
+            # All items reach the barriers. Those without an element access no memory.
+            inside = "true" if numel.isdigit() and int(numel) % self.team == 0 else f"{index} < {numel}"
+            yield (
+                f"for ({kind} {first} = 0; {first} < {numel}; {first} += {self.team}) {{ "
+                f"const {kind} {index} = {first} + ITEM; const bool inside = {inside};"
+            )
+            return
         if lanes == 1:
             begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
-            yield f"for ({kind} {index} = {begin}; {index} < {numel}; {index} += {step}) {{"
+            inside = " const bool inside = true;" if self.has_inside else ""
+            yield f"for ({kind} {index} = {begin}; {index} < {numel}; {index} += {step}) {{{inside}"
             return
         # Compilers vectorize the inner loop, as its length is a constant.
         yield (
@@ -552,14 +595,16 @@ class GraphKernel(SIMDKernel[Variable]):
                 self.body.splice(self.outside)
                 self.body.splice(self.last_stores)
             self.body.writeline("}")
-        body = [*pointers, *self.shared.values(), *self._work_item(), *loaded, *self.body.getvalue().splitlines()]
+        shared = [f"LOCAL {dialect.storage_type(dtype)} {name}[{n}];" for name, (dtype, n) in self.shared.items()]
+        head = [*pointers, *shared, *self.variables.values(), *self._work_item(), *loaded]
+        body = [*head, *self.body.getvalue().splitlines()]
         body = [line if line.startswith("  ") and line in pointers else f"  {line}" for line in body]
         functions = self._functions("\n".join(body))
         text = "\n".join([functions, *body])
         header = dialect.header(frozenset(self.used_dtypes), text)
         group_size = self.team if self.team > 1 else None
         whole = dialect.kernel(entry, declared, group_size, body, bounded=self.team == 1)
-        local = sum(self.team * _itemsize(array) for array in self.shared)
+        local = sum(length * dtype.itemsize for dtype, length in self.shared.values())
         source = "\n".join([header, macros(dialect, text), functions, whole])
         return Kernel(entry, source, tuple(self.named_parameters.values()), None, group_size, local)
 
@@ -622,8 +667,3 @@ class GraphKernel(SIMDKernel[Variable]):
 
 def _is_float(argument: Any) -> bool:
     return isinstance(getattr(argument, "expr", None), sympy.Symbol) and str(argument.expr).startswith("zuf")
-
-
-def _itemsize(array: str) -> int:
-    """The bytes of an element of an array of `_combine_team`."""
-    return getattr(torch, array.removeprefix("shared_").rpartition("_")[0]).itemsize

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch._inductor import ir
 from torch._inductor.virtualized import V
 
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.target import Target
+from torch_backplane.kernels.templates.source import rows_and_columns
 
+# Work items of a group that reduce alone, on targets where a group is a thread.
+ITEMS_OF_THREAD = 4
 # Reductions of fewer elements run by threads.
 _SHORT = 16
 # With at least this many results, reductions along columns run by threads.
@@ -42,15 +48,46 @@ def choose_form(features: Any, target: Target, dimensions: int) -> ReductionForm
     results, length = (hint(one, fallback=_MANY) for one in (features.numel, features.reduction_numel))
     along_columns = _reads_along_results(features)
     if target.simt:
-        if target.team_size == 1 or length < _SHORT or (along_columns and results >= _MANY):
-            return ReductionForm()
-        team = target.group(256 if length >= 2048 else target.team_size)
-        while team > 1 and team // 2 >= length:
+        team = _team(target, results, length, along_columns)
+        while team > 1 and team * _scanned_bytes(features) > target.local_memory // 2:
             team //= 2
         return ReductionForm(team=team)
     if along_columns:
         return ReductionForm(tile=_LANES if dimensions == 1 and results >= _LANES else 1)
     return ReductionForm(lanes=_LANES if length >= 4 * _LANES else 1)
+
+
+def _team(target: Target, results: int, length: int, along_columns: bool) -> int:
+    """The work items that share a result."""
+    if target.team_size == 1 or length < _SHORT or (along_columns and results >= _MANY):
+        return 1
+    team = target.group(256 if length >= 2048 else target.team_size)
+    while team > 1 and team // 2 >= length:
+        team //= 2
+    return team
+
+
+def _scanned_bytes(features: Any) -> int:
+    """The local memory of a work item for scans, which keep two copies of their states (scans.py)."""
+    scans = [one.node.data for one in features.reduction_nodes() if isinstance(one.node.data, ir.Scan)]
+    fields = {(k, value_dtype(dtype)) for scan in scans for k, dtype in enumerate(scan.dtypes)}
+    return 2 * sum(dtype.itemsize for _, dtype in fields)
+
+
+def should_divide_scan(target: Target, size: Sequence[Any], dim: int) -> bool:
+    """Whether work items should scan chunks of a line: a few lines of very many elements.
+
+    A kernel of a graph scans whole lines. The kernels of eager PyTorch divide them (kernels/templates/scan.py).
+
+    Args:
+        size: the size of the tensor; integers or expressions of sizes.
+    """
+    hints = [V.graph.sizevars.optimization_hint(one, fallback=_MANY) for one in size]
+    rows, length, columns = rows_and_columns(hints, dim)
+    lines = rows * columns
+    team = _team(target, lines, length, columns > 1)
+    groups = lines if team > 1 else -(-lines // target.small_group(ITEMS_OF_THREAD))
+    return target.should_divide(groups, -(-length // team))
 
 
 def _reads_along_results(features: Any) -> bool:

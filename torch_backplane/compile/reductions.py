@@ -47,6 +47,11 @@ def _sum_dtype(dtype: torch.dtype, wide: bool) -> torch.dtype:
     return torch.float64 if wide else value_dtype(dtype)
 
 
+def accumulated_dtype(dtype: torch.dtype, wide: bool) -> torch.dtype:
+    """The dtype in which a scan accumulates elements of `dtype`: float64 for float32 if `wide`."""
+    return torch.float64 if wide and dtype == torch.float32 else value_dtype(dtype)
+
+
 def _simple(
     dtype: torch.dtype, identity: Number, combine: Callable[[Expression, Expression], Expression]
 ) -> Reduction:

@@ -16,6 +16,7 @@ from torch._inductor.codecache import LambdaFuture
 
 from torch_backplane import _C
 from torch_backplane.compile import random_numbers as random_numbers_of_graphs
+from torch_backplane.compile.reduction_form import ITEMS_OF_THREAD
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, write_state
@@ -90,7 +91,7 @@ class GraphKernel:
             return
         target = dialect_of(self.device).target
         if len(sizes) == 1:
-            along = target.small_group(4) if self.reduces else target.element_group_size
+            along = target.small_group(ITEMS_OF_THREAD) if self.reduces else target.element_group_size
             launch(self.kernel, tensors, numbers, [-(-sizes[0] // self.tile)], [along])
             return
         group = target.square_group() if target.simt else target.row_group(sizes[0], sizes[1], False)

@@ -25,7 +25,7 @@ class GraphScheduling(SIMDScheduling):
 
     @classmethod
     def get_backend_features(cls, device: torch.device) -> OrderedSet[BackendFeature]:
-        return OrderedSet([BackendFeature.INPLACE_BUFFERS])
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.SCAN, BackendFeature.TUPLE_REDUCTION])
 
     @classmethod
     def compute_tiling_strategy(cls, *given: Any) -> Any:
