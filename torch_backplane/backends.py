@@ -134,6 +134,7 @@ def preferred_fft_library(backend: str | None = None) -> str:
 _INSTALL = {
     "matmul": "CLBlast for OpenCL (apt-get install libclblast1) or cuBLAS for CUDA (pip install nvidia-cublas)",
     "fft": "VkFFT for OpenCL (pip install pyvkfft) or cuFFT for CUDA (pip install nvidia-cufft)",
+    "lu": "cuSOLVER for CUDA (pip install nvidia-cusolver)",
 }
 
 
@@ -150,10 +151,15 @@ def _prefer(candidates: str, backend: str, family: str) -> None:
 
 
 def preferred_linalg_library(backend: str | None = None) -> str:
-    """Return the preferred library for decompositions, solvers and eigenvalues, or set it.
+    """Return the preferred library for decompositions and solvers of linear systems, or set it.
 
     Args:
-        backend: "default" or "host", PyTorch's CPU library, which is the only one; None changes nothing.
+        backend: the library to prefer from now on; None changes nothing.
+
+            - "default": "driver" on GPUs if it computes the call, else "host".
+            - "host": PyTorch's CPU library. If the host cannot access the memory, operands and results are copied.
+            - "driver": the libraries that the device's driver provides: cuSOLVER on CUDA, and cuBLAS for triangular
+              systems. If no driver provides one for decompositions, a warning is given.
 
     Returns:
         The preferred library.
@@ -162,8 +168,8 @@ def preferred_linalg_library(backend: str | None = None) -> str:
         ValueError: `backend` is none of these.
     """
     if backend is not None:
-        preferences.prefer("linear algebra", backend)
-    return preferences.preferred("linear algebra")
+        _prefer("decompositions and solvers", backend, "lu")
+    return preferences.preferred("decompositions and solvers")
 
 
 def blas_workspace_size(size: int | None = None) -> int:

@@ -27,8 +27,8 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "attention": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
-    # Decompositions, solvers, eigenvalues: PyTorch's CPU kernels, with copies if the host cannot access the memory.
-    "linear algebra": ("host",),
+    # Here "host" copies if the host cannot access the memory.
+    "decompositions and solvers": ("driver", "host"),
 }
 _preferred = dict.fromkeys(LIBRARIES, DEFAULT)
 

@@ -15,6 +15,7 @@
 #include "drivers/cuda/cublas.h"
 #include "drivers/cuda/cuda_launcher.h"
 #include "drivers/cuda/cufft.h"
+#include "drivers/cuda/cusolver.h"
 #include "drivers/cuda/nccl.h"
 #include "drivers/driver_device.h"
 #include "drivers/host/discrete_device.h"
@@ -136,8 +137,8 @@ void bind_drivers(py::module_& module) {
   module.def("cuda_sleep", &cuda::sleep, py::arg("index"), py::arg("stream"), py::arg("milliseconds"));
   module.def("cublas_functions", &cuda::cublas_functions, "Return the names of the functions of cuBLAS that are used.");
   module.def(
-      "cublas_products", &cuda::cublas_products, py::arg("functions"), py::arg("index"),
-      "Return the addresses of the matmul routines for a CUDA device, by dtype name, from those of cuBLAS's "
+      "cublas_routines", &cuda::cublas_routines, py::arg("functions"), py::arg("index"),
+      "Return the addresses of the routines for a CUDA device, by family and dtype name, from those of cuBLAS's "
       "functions.");
   module.def(
       "cublas_prepare", &cuda::cublas_prepare, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
@@ -155,6 +156,16 @@ void bind_drivers(py::module_& module) {
   module.def(
       "cufft_limit_plans", &cuda::cufft_limit_plans, py::arg("index"), py::arg("most"),
       py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "cusolver_functions", &cuda::cusolver_functions, "Return the names of the functions of cuSOLVER that are used.");
+  module.def(
+      "cusolver_routines", &cuda::cusolver_routines, py::arg("functions"), py::arg("index"),
+      "Return the addresses of the routines for a CUDA device, by family and dtype name, from those of cuSOLVER's "
+      "functions.");
+  module.def(
+      "cusolver_workspace", &cuda::cusolver_workspace, py::arg("index"), py::arg("family"), py::arg("dtype"),
+      py::arg("integers"), py::call_guard<py::gil_scoped_release>(),
+      "Return a status of the routine and its bytes of workspace. `integers`: those of the family, in its order.");
   py::class_<CommunicationLibrary, std::shared_ptr<CommunicationLibrary>>(module, "CommunicationLibrary")
       .def_property_readonly("name", &CommunicationLibrary::name)
       .def_property_readonly("place", &CommunicationLibrary::place);

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torch_backplane.drivers.cuda.libraries import cublas, cufft
+from torch_backplane.drivers.cuda.libraries import cublas, cufft, cusolver
 from torch_backplane.drivers.cuda.libraries.loading import Product, load
 
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -72,7 +72,7 @@ for _ in range(2):
     torch.testing.assert_close(y.cpu(), torch.fft.rfft(x.cpu() @ w.cpu()), rtol=1e-5, atol=1e-4)
 print(drivers.device(0).properties.software.partition("cuBLAS")[2])
 """
-    assert run(PREAMBLE + code) == " 13.0, cuFFT 12.0, NCCL 2.29\n"
+    assert run(PREAMBLE + code) == " 13.0, cuFFT 12.0, cuSOLVER 12.0, NCCL 2.29\n"
 
 
 def test_products_of_any_layout(run: Run) -> None:
@@ -379,18 +379,21 @@ def test_doctor_names_missing_and_unusable_libraries(result: Result) -> None:
 import torch
 from torch_backplane import drivers
 print((torch.ones(2, 2, device="bp") @ torch.ones(2, 2, device="bp")).tolist(), drivers.device(0).libraries)
-print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-3:-1]), sep="\\n")
+print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-4:-1]), sep="\\n")
 """,
         TORCH_BACKPLANE_CUBLAS_LIBRARY="none",
         TORCH_BACKPLANE_CUFFT_LIBRARY="/nowhere/libcufft.so.12",
+        TORCH_BACKPLANE_CUSOLVER_LIBRARY="none",
     )
     assert finished.returncode == 0, finished.stderr
-    product, first, second = finished.stdout.splitlines()
+    product, first, second, third = finished.stdout.splitlines()
     assert product == "[[2.0, 2.0], [2.0, 2.0]] ()"
-    off = "switched off by TORCH_BACKPLANE_CUBLAS_LIBRARY: generated kernels compute matrix products"
-    assert first == f"True cuBLAS {off}|"
+    off = "switched off by TORCH_BACKPLANE_CUBLAS_LIBRARY: generated kernels compute matrix products, and the CPU"
+    assert first == f"True cuBLAS {off} solves triangular systems|"
     assert second.startswith("False cuFFT is not used: OSError: /nowhere/libcufft.so.12: cannot open")
     assert second.endswith("|pip install --force-reinstall nvidia-cufft")
+    off = "switched off by TORCH_BACKPLANE_CUSOLVER_LIBRARY: the CPU computes decompositions and solutions of linear"
+    assert third == f"True cuSOLVER {off} systems|"
 
 
 def test_versions_that_do_not_fit_are_not_used(run: Run) -> None:
@@ -400,9 +403,10 @@ from pathlib import Path
 from torch_backplane.drivers.cuda.libraries import cublas, cufft, load_all
 from torch_backplane.drivers.cuda.libraries.loading import load
 folder = Path(os.environ["TORCH_BACKPLANE_CUBLAS_LIBRARY"]).parent
-for blas, fft, cuda in (("13", "12", (12, 4)), ("12", "11", (12, 4)), ("12", "11", (13, 0))):
+for blas, other, cuda in (("13", "12", (12, 4)), ("12", "11", (12, 4)), ("12", "11", (13, 0))):
     os.environ["TORCH_BACKPLANE_CUBLAS_LIBRARY"] = str(folder / f"libcublas.so.{blas}")
-    os.environ["TORCH_BACKPLANE_CUFFT_LIBRARY"] = str(folder / f"libcufft.so.{fft}")
+    for name in ("cufft", "cusolver"):
+        os.environ[f"TORCH_BACKPLANE_{name.upper()}_LIBRARY"] = str(folder / f"lib{name}.so.{other}")
     loaded = load_all(cuda)
     *findings, _ = loaded.findings  # the last is of NCCL
     print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in findings), loaded.versions, sep=";")
@@ -418,14 +422,22 @@ print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
     of = "is not used: it is for CUDA 13, and NVIDIA's driver supports CUDA 12"
     assert newer == (
         f"False cuBLAS version 13.0 {of}|pip install nvidia-cublas-cu12;"
-        f"False cuFFT version 12.0 {of}|pip install nvidia-cufft-cu12;()"
+        f"False cuFFT version 12.0 {of}|pip install nvidia-cufft-cu12;"
+        f"False cuSOLVER version 12.0 {of}|pip install nvidia-cusolver-cu12;()"
     )
-    assert same == older == "True cuBLAS version 12.0|;True cuFFT version 11.0|;('cuBLAS 12.0', 'cuFFT 11.0')"
+    assert (
+        same
+        == older
+        == (
+            "True cuBLAS version 12.0|;True cuFFT version 11.0|;True cuSOLVER version 11.0|;"
+            "('cuBLAS 12.0', 'cuFFT 11.0', 'cuSOLVER 11.0')"
+        )
+    )
     assert other.startswith("is not used: it has no function cufftCreate, ")
     assert both == "pip uninstall nvidia-cublas; pip install nvidia-cublas-cu12"
 
 
-@pytest.mark.parametrize("product", [cublas.PRODUCT, cufft.PRODUCT], ids=lambda one: one.name)
+@pytest.mark.parametrize("product", [cublas.PRODUCT, cufft.PRODUCT, cusolver.PRODUCT], ids=lambda one: one.name)
 def test_the_search(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(product.variable, raising=False)
 
@@ -447,7 +459,7 @@ def test_the_search(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
         found = load(product, version)
         assert not found.functions
         assert found.finding.ok
-        assert found.finding.found.startswith("not installed: generated kernels compute ")
+        assert found.finding.found.startswith(f"not installed: {product.instead}")
         assert found.finding.remedy == f"pip install {package}"
     search(RuntimeError("damaged\nmore"))
     finding = load(product, (13, 0)).finding
@@ -470,9 +482,13 @@ from torch_backplane import drivers
 for library in drivers.device(0).libraries:
     print(*(library.explain(status) for status in (2, 3, 99, -2)), sep=";")
 """
-    of_cublas, of_cufft = run(code).splitlines()
+    of_cublas, of_cufft, of_cusolver = run(code).splitlines()
     assert of_cublas.startswith(
         "see cublas_api.h;CUBLAS_STATUS_ALLOC_FAILED: not enough memory for cuBLAS;see cublas_api.h;"
         "CUDA_ERROR_OUT_OF_MEMORY (2): "
+    )
+    assert of_cusolver.startswith(
+        "CUSOLVER_STATUS_ALLOC_FAILED: not enough memory for cuSOLVER;CUSOLVER_STATUS_INVALID_VALUE: an unsupported "
+        "argument;see cusolver_common.h;"
     )
     assert of_cufft.startswith("CUFFT_ALLOC_FAILED: not enough memory for cuFFT;CUFFT_INVALID_TYPE: ")

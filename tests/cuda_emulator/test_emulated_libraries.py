@@ -206,8 +206,195 @@ def test_libraries_prepare_nothing_in_a_capture(cublas: Call, cufft: Call) -> No
 
 
 def test_versions(libraries: Path) -> None:
-    for name, major in (("cublas", 13), ("cublas", 12), ("cufft", 12), ("cufft", 11)):
+    for name, major in (
+        ("cublas", 13),
+        ("cublas", 12),
+        ("cufft", 12),
+        ("cufft", 11),
+        ("cusolver", 12),
+        ("cusolver", 11),
+    ):
         found = ctypes.c_int()
         library = ctypes.CDLL(str(libraries / f"lib{name}.so.{major}"))
         assert library[f"{name}GetProperty"](0, ctypes.byref(found)) == 0
         assert found.value == major
+
+
+# --- cuSOLVER, and cuBLAS's triangular systems -----------------------------------------------------------------------
+
+DOUBLE = 1  # cudaDataType
+SOLVER_NOT_INITIALIZED, SOLVER_INVALID_VALUE, SOLVER_EXECUTION_FAILED, SOLVER_INTERNAL_ERROR = 1, 3, 6, 7
+SOLVER_NOT_SUPPORTED, INVALID_WORKSPACE = 9, 31  # cusolverStatus_t
+A, B, PIVOTS, INFO, WORKSPACE, ROOM = 0, 4096, 8192, 8448, 8704, 4096  # places in the memory of a test
+
+
+@pytest.fixture
+def cusolver(libraries: Path) -> Call:
+    return caller(ctypes.CDLL(str(libraries / "libcusolver.so.12")))
+
+
+def made_solver(cusolver: Call) -> tuple[int, int]:
+    handle, params = ctypes.c_uint64(), ctypes.c_uint64()
+    assert cusolver("cusolverDnCreate", ctypes.byref(handle)) == 0
+    assert cusolver("cusolverDnCreateParams", ctypes.byref(params)) == 0
+    return handle.value, params.value
+
+
+def doubles(*values: float) -> bytes:
+    return struct.pack(f"{len(values)}d", *values)
+
+
+def read_doubles(at: int, count: int) -> tuple[float, ...]:
+    return struct.unpack(f"{count}d", api.read(at, 8 * count))
+
+
+def factored(cusolver: Call, solver: tuple[int, int], memory: int, **changed: Any) -> int:
+    """The Cholesky decomposition of a 2x2 matrix of doubles."""
+    given = {
+        "fill": 0, "n": 2, "type": DOUBLE, "a": memory + A, "columns": 2, "compute": DOUBLE,
+        "workspace": memory + WORKSPACE, "bytes": ROOM, "host": None, "host_bytes": 0, "info": memory + INFO,
+    } | changed  # fmt: skip
+    return cusolver("cusolverDnXpotrf", *solver, *given.values())
+
+
+def decomposed(cusolver: Call, solver: tuple[int, int], memory: int, **changed: Any) -> int:
+    """The LU decomposition of a 2x2 matrix of doubles."""
+    given = {
+        "m": 2, "n": 2, "type": DOUBLE, "a": memory + A, "columns": 2, "pivots": memory + PIVOTS, "compute": DOUBLE,
+        "workspace": memory + WORKSPACE, "bytes": ROOM, "host": None, "host_bytes": 0, "info": memory + INFO,
+    } | changed  # fmt: skip
+    return cusolver("cusolverDnXgetrf", *solver, *given.values())
+
+
+def solved(cusolver: Call, solver: tuple[int, int], memory: int, **changed: Any) -> int:
+    """The solution of a system of 2 equations, from the LU decomposition."""
+    given = {
+        "operation": 0, "n": 2, "columns": 1, "a_type": DOUBLE, "a": memory + A, "a_columns": 2,
+        "pivots": memory + PIVOTS, "b_type": DOUBLE, "b": memory + B, "b_columns": 2, "info": memory + INFO,
+    } | changed  # fmt: skip
+    return cusolver("cusolverDnXgetrs", *solver, *given.values())
+
+
+def eigenvalues(cusolver: Call, solver: tuple[int, int], memory: int, **changed: Any) -> int:
+    given = {
+        "vectors": 1, "fill": 0, "n": 2, "type": DOUBLE, "a": memory + A, "columns": 2, "real": DOUBLE,
+        "values": memory + B, "compute": DOUBLE, "workspace": memory + WORKSPACE, "bytes": ROOM, "host": None,
+        "host_bytes": 0, "info": memory + INFO,
+    } | changed  # fmt: skip
+    return cusolver("cusolverDnXsyevd", *solver, *given.values())
+
+
+def test_decompositions_are_in_the_order_of_the_stream(cusolver: Call) -> None:
+    solver, memory, stream = made_solver(cusolver), api.allocate(1 << 14), api.stream()
+    assert cusolver("cusolverDnSetStream", solver[0], stream) == 0
+    with api.blocked(stream) as release:
+        assert decomposed(cusolver, solver, memory) == 0
+        assert solved(cusolver, solver, memory) == 0
+        api.write(memory + A, doubles(1, 2, 3, 4))  # the columns
+        api.write(memory + B, doubles(7, 10))
+        release()
+        api.synchronize(stream)
+    assert read_doubles(memory + A, 4) == (2, 0.5, 4, 1)
+    assert struct.unpack("2q", api.read(memory + PIVOTS, 16)) == (2, 2)
+    assert read_doubles(memory + B, 2) == pytest.approx((1, 2))
+    api.write(memory + B, doubles(5, 11))
+    assert solved(cusolver, solver, memory, operation=1) == 0
+    api.synchronize(stream)
+    assert read_doubles(memory + B, 2) == pytest.approx((1, 2))
+    api.write(memory + A, doubles(4, 2, 99, 5))
+    assert factored(cusolver, solver, memory) == 0
+    api.synchronize(stream)
+    assert read_doubles(memory + A, 2) == (2, 1)
+    assert read_doubles(memory + A + 24, 1) == (2,)
+    assert struct.unpack("i", api.read(memory + INFO, 4)) == (0,)
+    api.write(memory + A, doubles(1, 2, 2, 1))
+    assert factored(cusolver, solver, memory) == 0
+    api.synchronize(stream)
+    assert struct.unpack("i", api.read(memory + INFO, 4)) == (2,)
+    api.write(memory + A, doubles(1, 2, 99, 1))
+    assert eigenvalues(cusolver, solver, memory) == 0
+    api.synchronize(stream)
+    assert read_doubles(memory + B, 2) == pytest.approx((-1, 3))
+    assert [abs(one) for one in read_doubles(memory + A, 4)] == pytest.approx([0.5**0.5] * 4)
+    assert cusolver("cusolverDnDestroy", solver[0]) == 0
+
+
+def test_decompositions_check_their_arguments(cusolver: Call, second: int) -> None:
+    solver, memory = made_solver(cusolver), api.allocate(1 << 14)
+    buffer = ctypes.create_string_buffer(4096)
+    host = ctypes.addressof(buffer)
+    for call in (factored, decomposed, eigenvalues):
+        assert call(cusolver, solver, memory) == 0
+        assert call(cusolver, solver, memory, bytes=8) == INVALID_WORKSPACE
+        for name in ("a", "info", "workspace"):
+            assert call(cusolver, solver, memory, **{name: host}) == SOLVER_INVALID_VALUE
+        assert call(cusolver, solver, memory, columns=1) == SOLVER_INVALID_VALUE
+        assert call(cusolver, solver, memory, n=0) == SOLVER_INVALID_VALUE
+        assert call(cusolver, solver, memory, compute=FLOAT) == SOLVER_INVALID_VALUE
+        assert call(cusolver, (4096, solver[1]), memory) == SOLVER_NOT_INITIALIZED
+        assert call(cusolver, (solver[0], 4096), memory) == SOLVER_INVALID_VALUE
+    assert factored(cusolver, solver, memory, type=2, compute=2) == SOLVER_NOT_SUPPORTED
+    assert decomposed(cusolver, solver, memory, pivots=host) == SOLVER_INVALID_VALUE
+    assert eigenvalues(cusolver, solver, memory, real=FLOAT) == SOLVER_INVALID_VALUE
+    assert solved(cusolver, solver, memory) == 0
+    for changed in ({"operation": 3}, {"a_columns": 1}, {"b_columns": 1}, {"b": host}, {"pivots": host}, {"b_type": 0}):
+        assert solved(cusolver, solver, memory, **changed) == SOLVER_INVALID_VALUE
+    api.call("cuCtxSetCurrent", second)
+    assert factored(cusolver, solver, memory) == SOLVER_EXECUTION_FAILED
+    api.call("cuCtxSetCurrent", 0)
+    assert cusolver("cusolverDnCreate", ctypes.byref(ctypes.c_uint64())) == SOLVER_NOT_INITIALIZED
+
+
+def test_large_decompositions_need_memory_on_the_host(cusolver: Call) -> None:
+    solver, memory, stream = made_solver(cusolver), api.allocate(1 << 16), api.stream()
+    assert cusolver("cusolverDnSetStream", solver[0], stream) == 0
+    kept = ctypes.create_string_buffer(4096)
+    buffer = {"host": ctypes.addressof(kept), "host_bytes": 4096}
+    for n, needs_host in ((32, False), (40, True)):
+        on_device, on_host = ctypes.c_size_t(), ctypes.c_size_t()
+        sizes = (ctypes.byref(on_device), ctypes.byref(on_host))
+        assert cusolver("cusolverDnXpotrf_bufferSize", *solver, 0, n, DOUBLE, None, n, DOUBLE, *sizes) == 0
+        assert (on_device.value, on_host.value > 0) == (8 * n * n, needs_host)
+        large = {"n": n, "columns": n, "workspace": memory + (1 << 15), "bytes": 1 << 15, "info": memory + (3 << 14)}
+        assert factored(cusolver, solver, memory, **large) == (INVALID_WORKSPACE if needs_host else 0)
+        assert factored(cusolver, solver, memory, **large | buffer) == 0
+        statuses, *_ = captured(stream, lambda given=large | buffer: factored(cusolver, solver, memory, **given))
+        assert statuses == [SOLVER_INTERNAL_ERROR if needs_host else 0]
+
+
+def test_triangular_systems(cublas: Call) -> None:
+    handle, memory, stream = made_handle(cublas), api.allocate(1 << 14), api.stream()
+    one = doubles(1)
+
+    def solve(**changed: Any) -> int:
+        given = {
+            "side": 0, "fill": 0, "operation": 0, "unit": 0, "m": 2, "n": 1, "alpha": one,
+            "a": memory + A, "a_columns": 2, "b": memory + B, "b_columns": 2,
+        } | changed  # fmt: skip
+        return cublas("cublasDtrsm_v2_64", handle, *given.values())
+
+    assert cublas("cublasSetStream_v2", handle, stream) == 0
+    with api.blocked(stream) as release:
+        assert solve() == 0
+        api.write(memory + A, doubles(2, 1, 99, 4))
+        api.write(memory + B, doubles(2, 9))
+        release()
+        api.synchronize(stream)
+    assert read_doubles(memory + B, 2) == (1, 2)
+    for changed, b, x in (
+        ({"operation": 1}, (4, 8), (1, 2)),
+        ({"unit": 1}, (1, 3), (1, 2)),
+        ({"side": 1, "m": 1, "n": 2, "b_columns": 1}, (4, 8), (1, 2)),
+        ({"side": 1, "m": 1, "n": 2, "b_columns": 1, "operation": 1}, (2, 9), (1, 2)),
+    ):
+        api.write(memory + B, doubles(*b))
+        assert solve(**changed) == 0
+        api.synchronize(stream)
+        assert read_doubles(memory + B, 2) == x, changed
+    buffer = ctypes.create_string_buffer(4096)
+    host = ctypes.addressof(buffer)
+    for changed in (
+        {"side": 2}, {"fill": 2}, {"operation": 3}, {"unit": 2}, {"m": 0}, {"alpha": None}, {"a_columns": 1},
+        {"b_columns": 1}, {"a": host}, {"b": host},
+    ):  # fmt: skip
+        assert solve(**changed) == INVALID_VALUE, changed

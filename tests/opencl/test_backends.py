@@ -220,9 +220,13 @@ def test_preferred_linalg_library() -> None:
     assert preferred() == "default"
     assert preferred("host") == "host"
     for bad in ("magma", "cusolver", "generated", ""):
-        with pytest.raises(ValueError, match="accepted are default, host"):
+        with pytest.raises(ValueError, match="accepted are default, driver, host"):
             preferred(bad)
     assert preferred() == "host"
+    with pytest.warns(UserWarning, match="no driver provides a library for LU decompositions, so other libraries"):
+        assert preferred("driver") == "driver"
+    a = torch.randn(3, 3)
+    torch.testing.assert_close(torch.linalg.inv(a.to(DEVICE)).cpu(), torch.linalg.inv(a))
     assert preferred("default") == "default"
 
 

@@ -48,10 +48,34 @@ FAMILIES: Mapping[str, Family] = {
         memory=("out", "x"),
         integers=("kind", "inverse", "batch", "outer", "middle", "inner"),
     ),
+    "cholesky": Family(
+        "Cholesky decompositions",
+        memory=("a", "info"),
+        integers=("upper", "batch", "n"),
+    ),
+    "lu": Family(
+        "LU decompositions",
+        memory=("a", "pivots", "info"),
+        integers=("batch", "rows", "columns"),
+    ),
+    "lu_solve": Family(
+        "solutions of systems from LU decompositions",
+        memory=("b", "a", "pivots"),
+        integers=("operation", "batch", "n", "columns"),
+    ),
+    "triangular_solve": Family(
+        "solutions of triangular systems",
+        memory=("b", "a"),
+        integers=("left", "upper", "operation", "unit", "batch", "rows", "columns", "a_column", "a_step"),
+    ),
+    "eigh": Family(
+        "eigenvalues of symmetric matrices",
+        memory=("a", "values", "info"),
+        integers=("vectors", "upper", "batch", "n"),
+    ),
     "convolution": Family("convolutions"),
     "attention": Family("attention"),
     "rnn": Family("recurrent layers"),
-    "linalg": Family("decompositions and solvers"),
     "sort": Family("sorting"),
     "collectives": Family("collective communication"),
 }  # fmt: skip
@@ -63,6 +87,14 @@ class Transform(IntEnum):
     COMPLEX = 0
     REAL_TO_HALF = 1
     HALF_TO_REAL = 2
+
+
+class MatrixOperation(IntEnum):
+    """The `operation` of lu_solve and triangular_solve: what a is replaced with."""
+
+    NONE = 0
+    TRANSPOSE = 1
+    CONJUGATE_TRANSPOSE = 2
 
 
 class PlanCache(Protocol):

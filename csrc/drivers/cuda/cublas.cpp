@@ -2,22 +2,30 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
 #include <utility>
 
 #include "drivers/cuda/cuda_calls.h"
 #include "drivers/cuda/cuda_launcher.h"
+#include "drivers/cuda/handle_pool.h"
 
 namespace backplane::cuda {
 namespace {
 
 // From cublas_api.h and library_types.h, whose enums are ints.
 constexpr int kPlain = 0, kTransposed = 1; // cublasOperation_t
+constexpr int kLeft = 0, kRight = 1; // cublasSideMode_t
+constexpr int kLower = 0, kUpper = 1; // cublasFillMode_t
+constexpr int kNotUnit = 0, kUnit = 1; // cublasDiagType_t
 constexpr int kComputeFloat = 68, kComputeDouble = 70; // cublasComputeType_t
 constexpr int kNoReducedSums = 16; // cublasMath_t: CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kDefaultAlgorithm = -1; // cublasGemmAlgo_t
 
 // clang-format off
+// For matrices of numbers of any type.
+#define BACKPLANE_CUBLAS_SOLVE ( \
+    void* handle, int side, int fill, int operation, int diagonal, int64_t m, int64_t n, const void* alpha, \
+    const void* a, int64_t a_columns, void* b, int64_t b_columns)
+
 #define BACKPLANE_CUBLAS_FUNCTIONS(FUNCTION) \
   FUNCTION(cublasCreate_v2, (void** handle)) \
   FUNCTION(cublasDestroy_v2, (void* handle)) \
@@ -32,7 +40,11 @@ constexpr int kDefaultAlgorithm = -1; // cublasGemmAlgo_t
     void* handle, int a_operation, int b_operation, int64_t m, int64_t n, int64_t k, const void* alpha, \
     const void* a, int a_type, int64_t a_columns, long long a_step, \
     const void* b, int b_type, int64_t b_columns, long long b_step, const void* beta, \
-    void* c, int c_type, int64_t c_columns, long long c_step, int64_t batch, int compute, int algorithm))
+    void* c, int c_type, int64_t c_columns, long long c_step, int64_t batch, int compute, int algorithm)) \
+  FUNCTION(cublasStrsm_v2_64, BACKPLANE_CUBLAS_SOLVE) \
+  FUNCTION(cublasDtrsm_v2_64, BACKPLANE_CUBLAS_SOLVE) \
+  FUNCTION(cublasCtrsm_v2_64, BACKPLANE_CUBLAS_SOLVE) \
+  FUNCTION(cublasZtrsm_v2_64, BACKPLANE_CUBLAS_SOLVE)
 // clang-format on
 
 struct CublasApi {
@@ -42,58 +54,59 @@ struct CublasApi {
 };
 CublasApi cublas;
 
+constexpr float kFloatOne[2] = {1, 0}; // also as a complex number
+constexpr double kDoubleOne[2] = {1, 0};
+
 struct MatrixType {
   const char* name; // PyTorch's
   int type; // cudaDataType
+  int64_t bytes; // of a number
   int compute; // also the type of alpha and beta
   int parts; // of alpha and beta: 2 for complex numbers
+  const void* one; // as alpha
+  decltype(CublasApi::cublasStrsm_v2_64) CublasApi::* solve; // null if there is none
 };
 constexpr std::array<MatrixType, 6> kMatrixTypes{{
-    {"float32", 0, kComputeFloat, 1},
-    {"float64", 1, kComputeDouble, 1},
-    {"float16", 2, kComputeFloat, 1},
-    {"bfloat16", 14, kComputeFloat, 1},
-    {"complex64", 4, kComputeFloat, 2},
-    {"complex128", 5, kComputeDouble, 2},
+    {"float32", 0, 4, kComputeFloat, 1, kFloatOne, &CublasApi::cublasStrsm_v2_64},
+    {"float64", 1, 8, kComputeDouble, 1, kDoubleOne, &CublasApi::cublasDtrsm_v2_64},
+    {"float16", 2, 2, kComputeFloat, 1, kFloatOne, nullptr},
+    {"bfloat16", 14, 2, kComputeFloat, 1, kFloatOne, nullptr},
+    {"complex64", 4, 8, kComputeFloat, 2, kFloatOne, &CublasApi::cublasCtrsm_v2_64},
+    {"complex128", 5, 16, kComputeDouble, 2, kDoubleOne, &CublasApi::cublasZtrsm_v2_64},
 }};
 
-// The handles of a device that no thread uses. As stream and workspace are set for each call, any handle will do, and
-// there are as many as threads that submit at the same time. Handles live as long as the process, as contexts do.
-class Handles {
- public:
-  int take(void** handle) {
-    {
-      const std::lock_guard<std::mutex> guard(mutex_);
-      if (!unused_.empty()) {
-        *handle = unused_.back();
-        unused_.pop_back();
-        return 0;
-      }
-    }
-    const OutsideCapture allocates;
-    if (const int status = cublas.cublasCreate_v2(handle)) {
-      return status;
-    }
-    const int status = cublas.cublasSetMathMode(*handle, kNoReducedSums);
-    if (status != 0) {
-      static_cast<void>(cublas.cublasDestroy_v2(*handle));
-    }
+int make_handle(void** handle) {
+  if (const int status = cublas.cublasCreate_v2(handle)) {
     return status;
   }
-
-  void give_back(void* handle) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    unused_.push_back(handle);
+  const int status = cublas.cublasSetMathMode(*handle, kNoReducedSums);
+  if (status != 0) {
+    static_cast<void>(cublas.cublasDestroy_v2(*handle));
   }
+  return status;
+}
 
- private:
-  std::mutex mutex_;
-  std::vector<void*> unused_;
-};
+// Calls `use` with a handle, while the device's context is current.
+int with_handle(size_t index, c10::function_ref<int(void* handle)> use) {
+  static auto& all = *new HandlePools<void*>; // never destroyed: cuBLAS can be unloaded before
+  return call_in_context(index, [&] { return all.at(index).with(&make_handle, use); });
+}
 
-std::array<Handles, kMostDevices>& handles() {
-  static auto& all = *new std::array<Handles, kMostDevices>; // never destroyed: cuBLAS can be unloaded before
-  return all;
+// The same, with the native queue and a workspace.
+int with_handle(
+    size_t index,
+    void* queue,
+    const CArgument& workspace,
+    const CArgument& bytes,
+    c10::function_ref<int(void* handle)> use) {
+  return with_handle(index, [&](void* handle) {
+    int status = cublas.cublasSetStream_v2(handle, queue); // also resets the workspace
+    if (status == 0) {
+      status = cublas.cublasSetWorkspace_v2(
+          handle, workspace.memory, static_cast<size_t>(*static_cast<const int64_t*>(bytes.data)));
+    }
+    return status != 0 ? status : use(handle);
+  });
 }
 
 // alpha or beta: up to two doubles.
@@ -122,41 +135,55 @@ int multiply(size_t index, const MatrixType& type, void* queue, const CArgument*
   const int64_t c_row = integer(4), a_row = integer(5), b_row = integer(6);
   const int a_operation = integer(7) ? kTransposed : kPlain, b_operation = integer(8) ? kTransposed : kPlain;
   const int64_t c_step = integer(9), a_step = integer(10), b_step = integer(11);
-  void* const workspace = next[12].memory;
-  const auto bytes = static_cast<size_t>(integer(13));
-  return call_in_context(index, [&] {
-    void* handle = nullptr;
-    if (const int status = handles()[index].take(&handle)) {
-      return status;
-    }
-    int status = cublas.cublasSetStream_v2(handle, queue); // also resets the workspace
-    status = status != 0 ? status : cublas.cublasSetWorkspace_v2(handle, workspace, bytes);
-    if (status == 0 && batch == 1) {
-      status = cublas.cublasGemmEx_64(
+  return with_handle(index, queue, next[12], next[13], [&](void* handle) {
+    if (batch == 1) {
+      return cublas.cublasGemmEx_64(
           handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, a.memory,
           type.type, a_row, beta.bytes, c.memory, type.type, c_row, type.compute, kDefaultAlgorithm);
-    } else if (status == 0) {
-      status = cublas.cublasGemmStridedBatchedEx_64(
-          handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, b_step,
-          a.memory, type.type, a_row, a_step, beta.bytes, c.memory, type.type, c_row, c_step, batch, type.compute,
-          kDefaultAlgorithm);
     }
-    handles()[index].give_back(handle);
+    return cublas.cublasGemmStridedBatchedEx_64(
+        handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, b_step,
+        a.memory, type.type, a_row, a_step, beta.bytes, c.memory, type.type, c_row, c_step, batch, type.compute,
+        kDefaultAlgorithm);
+  });
+}
+
+// The arguments of the family triangular_solve, with a workspace. cuBLAS solves for one matrix, or for an array of
+// addresses in device memory, which would have to be made.
+int solve_triangular(size_t index, const MatrixType& type, void* queue, const CArgument* arguments) {
+  const auto integer = [arguments](int i) { return *static_cast<const int64_t*>(arguments[2 + i].data); };
+  const int side = integer(0) != 0 ? kLeft : kRight, fill = integer(1) != 0 ? kUpper : kLower;
+  const auto operation = static_cast<int>(integer(2));
+  const int diagonal = integer(3) != 0 ? kUnit : kNotUnit;
+  const int64_t batch = integer(4), rows = integer(5), columns = integer(6), a_column = integer(7);
+  const int64_t a_bytes = integer(8) * type.bytes, b_bytes = rows * columns * type.bytes; // of a step
+  return with_handle(index, queue, arguments[11], arguments[12], [&](void* handle) {
+    int status = 0;
+    for (int64_t i = 0; i < batch && status == 0; ++i) {
+      const void* const a = static_cast<const char*>(arguments[1].memory) + i * a_bytes;
+      void* const b = static_cast<char*>(arguments[0].memory) + i * b_bytes;
+      status =
+          (cublas.*type.solve)(handle, side, fill, operation, diagonal, rows, columns, type.one, a, a_column, b, rows);
+    }
     return status;
   });
 }
 
 // A routine has no argument for the device and the dtype, so each pair has a separate function.
-template <size_t index, size_t type>
-int product(void* queue, const CArgument* arguments, uint64_t) {
-  return multiply(index, kMatrixTypes[type], queue, arguments);
+using Compute = int (*)(size_t index, const MatrixType& type, void* queue, const CArgument* arguments);
+
+template <Compute compute, size_t index, size_t type>
+int routine(void* queue, const CArgument* arguments, uint64_t) {
+  return compute(index, kMatrixTypes[type], queue, arguments);
 }
 
-template <size_t... pairs>
-constexpr std::array<LibraryRoutine, sizeof...(pairs)> all_products(std::index_sequence<pairs...>) {
-  return {&product<pairs / kMatrixTypes.size(), pairs % kMatrixTypes.size()>...};
+template <Compute compute, size_t... pairs>
+constexpr std::array<LibraryRoutine, sizeof...(pairs)> all_routines(std::index_sequence<pairs...>) {
+  return {&routine<compute, pairs / kMatrixTypes.size(), pairs % kMatrixTypes.size()>...};
 }
-constexpr auto kProducts = all_products(std::make_index_sequence<kMostDevices * kMatrixTypes.size()>());
+constexpr auto kPairs = std::make_index_sequence<kMostDevices * kMatrixTypes.size()>();
+constexpr auto kProducts = all_routines<&multiply>(kPairs);
+constexpr auto kSolvers = all_routines<&solve_triangular>(kPairs);
 
 } // namespace
 
@@ -166,27 +193,26 @@ std::vector<std::string> cublas_functions() {
 #undef BACKPLANE_CUBLAS_NAME
 }
 
-std::map<std::string, uintptr_t> cublas_products(const std::map<std::string, uintptr_t>& functions, size_t index) {
+std::map<std::string, std::map<std::string, uintptr_t>> cublas_routines(
+    const std::map<std::string, uintptr_t>& functions, size_t index) {
 #define BACKPLANE_CUBLAS_LOAD(name, parameters) \
   cublas.name = reinterpret_cast<decltype(cublas.name)>(function_of(functions, "cuBLAS", #name));
   BACKPLANE_CUBLAS_FUNCTIONS(BACKPLANE_CUBLAS_LOAD)
 #undef BACKPLANE_CUBLAS_LOAD
-  std::map<std::string, uintptr_t> found;
+  std::map<std::string, std::map<std::string, uintptr_t>> found;
   for (size_t type = 0; type < kMatrixTypes.size(); ++type) {
-    found[kMatrixTypes[type].name] = reinterpret_cast<uintptr_t>(kProducts.at(index * kMatrixTypes.size() + type));
+    const char* const name = kMatrixTypes[type].name;
+    const size_t pair = index * kMatrixTypes.size() + type;
+    found["matmul"][name] = reinterpret_cast<uintptr_t>(kProducts.at(pair));
+    if (kMatrixTypes[type].solve != nullptr) {
+      found["triangular_solve"][name] = reinterpret_cast<uintptr_t>(kSolvers.at(pair));
+    }
   }
   return found;
 }
 
 int cublas_prepare(size_t index) {
-  return call_in_context(index, [index] {
-    void* handle = nullptr;
-    const int status = handles()[index].take(&handle);
-    if (status == 0) {
-      handles()[index].give_back(handle);
-    }
-    return status;
-  });
+  return with_handle(index, [](void*) { return 0; });
 }
 
 } // namespace backplane::cuda

@@ -1,12 +1,10 @@
-// libcublas: matrix products in host memory.
+// libcublas: matrix products and triangular systems in host memory.
 
 #include <algorithm>
-#include <atomic>
 #include <complex>
 
-#include "device_library.h"
+#include "library_handle.h"
 #include "numbers.h"
-#include "registry.h"
 
 enum Status : int {
   kSuccess = 0,
@@ -17,43 +15,19 @@ enum Status : int {
   kNotSupported = 15,
 };
 
+constexpr int kPlain = 0, kConjugated = 2; // cublasOperation_t
+
 namespace {
 
-struct Handle {
-  CUcontext context = nullptr;
-  CUstream stream = nullptr;
+struct Handle : LibraryHandle {
   char* workspace = nullptr;
   size_t workspace_bytes = 0;
-  std::atomic<bool> in_use{false};
-};
-
-// Finds a handle for one call. cuBLAS's handles are for one thread at a time, and for the context of their creation.
-class Use {
- public:
-  explicit Use(Handle* given) : handle(find(given)) {
-    status = handle == nullptr                 ? kNotInitialized
-        : handle->in_use.exchange(true)        ? kInternalError
-        : handle->context != current_context() ? kExecutionFailed
-                                               : kSuccess;
-    owns_ = status != kNotInitialized && status != kInternalError;
-  }
-  ~Use() {
-    if (owns_) {
-      handle->in_use = false;
-    }
-  }
-
-  std::shared_ptr<Handle> handle;
-  int status;
-
- private:
-  bool owns_;
 };
 
 #define ENTER_HANDLE(given) \
   ENTER();                  \
   const Use use(given);     \
-  REQUIRE(use.status == kSuccess, use.status)
+  RETURN_STATUS(use.status(kNotInitialized, kInternalError, kExecutionFailed))
 
 struct Matrix {
   const char* memory;
@@ -140,6 +114,15 @@ bool is_valid(const Matrix& one, int64_t rows, int64_t columns, int64_t batch, s
   return is_device_memory(one.memory, elements * bytes);
 }
 
+// Submits the work of a call, and spoils the workspace meanwhile: it is not free for others.
+int submit_call(Handle& handle, const std::function<void()>& work) {
+  const auto call = [work, workspace = handle.workspace, bytes = handle.workspace_bytes] {
+    memset(workspace, 0xff, std::min<size_t>(bytes, 4096));
+    work();
+  };
+  return submit(handle.stream, call) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+}
+
 int multiply(Handle& handle, const Product& product, int compute, int algorithm, const void* alpha, const void* beta) {
   const auto* type =
       std::find_if(std::begin(types), std::end(types), [&](auto& one) { return one.number == product.a.type; });
@@ -156,11 +139,75 @@ int multiply(Handle& handle, const Product& product, int compute, int algorithm,
   Product given = product;
   given.alpha = read(alpha, *type);
   given.beta = read(beta, *type);
-  const auto work = [given, type, workspace = handle.workspace, bytes = handle.workspace_bytes] {
-    memset(workspace, 0xff, std::min<size_t>(bytes, 4096)); // it is not free for others
-    type->product(given);
+  return submit_call(handle, [given, type] { type->product(given); });
+}
+
+// op(a) x = alpha b if `left`, else x op(a) = alpha b. b becomes x.
+struct Triangular {
+  bool left, upper, unit;
+  int operation;
+  int64_t m, n; // of b
+  const void* alpha;
+  const void* a;
+  int64_t a_columns;
+  void* b;
+  int64_t b_columns;
+};
+
+template <class T>
+T conjugate(T value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value;
+  } else {
+    return std::conj(value);
+  }
+}
+
+// Solves op(a)ᵀ xᵀ = bᵀ if a is on the right, so that each line of b, a column or a row, is a system of its own.
+template <class T>
+void solve(const Triangular& given, T alpha) {
+  const auto* a = static_cast<const T*>(given.a);
+  auto* b = static_cast<T*>(given.b);
+  const int64_t size = given.left ? given.m : given.n, lines = given.left ? given.n : given.m;
+  const bool transposed = (given.operation != kPlain) == given.left;
+  const bool forward = given.upper == transposed;
+  const auto element = [&](int64_t row, int64_t column) {
+    const T value = transposed ? a[row * given.a_columns + column] : a[column * given.a_columns + row];
+    return given.operation == kConjugated ? conjugate(value) : value;
   };
-  return submit(handle.stream, work) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+  for (int64_t line = 0; line < lines; ++line) {
+    const auto x = [&](int64_t i) -> T& {
+      return given.left ? b[line * given.b_columns + i] : b[i * given.b_columns + line];
+    };
+    for (int64_t step = 0; step < size; ++step) {
+      const int64_t row = forward ? step : size - 1 - step;
+      T sum = alpha * x(row);
+      for (int64_t i = 0; i < step; ++i) {
+        const int64_t column = forward ? i : size - 1 - i;
+        sum -= element(row, column) * x(column);
+      }
+      x(row) = given.unit ? sum : sum / element(row, row);
+    }
+  }
+}
+
+template <class T>
+int solve(Handle& handle, int side, int fill, int operation, int diagonal, const Triangular& triangular) {
+  const auto is_choice = [](int value) { return value == 0 || value == 1; };
+  REQUIRE(is_choice(side) && is_choice(fill) && is_choice(diagonal), kInvalidValue);
+  REQUIRE(operation >= kPlain && operation <= kConjugated && triangular.alpha != nullptr, kInvalidValue);
+  REQUIRE(triangular.m > 0 && triangular.n > 0, kInvalidValue); // 0 is not emulated
+  Triangular given = triangular;
+  given.left = side == 0;
+  given.upper = fill == 1;
+  given.operation = operation;
+  given.unit = diagonal == 1;
+  const int64_t size = given.left ? given.m : given.n;
+  const Matrix a{static_cast<const char*>(given.a), 0, given.a_columns, 0, false};
+  const Matrix b{static_cast<const char*>(given.b), 0, given.b_columns, 0, false};
+  REQUIRE(is_valid(a, size, size, 1, sizeof(T)) && is_valid(b, given.m, given.n, 1, sizeof(T)), kInvalidValue);
+  const T alpha = *static_cast<const T*>(given.alpha);
+  return submit_call(handle, [given, alpha] { solve<T>(given, alpha); });
 }
 
 } // namespace
@@ -173,11 +220,8 @@ API cublasGetProperty(int which, int* value) {
 API cublasCreate_v2(Handle** made) {
   ENTER();
   REQUIRE(made != nullptr, kInvalidValue);
-  auto handle = std::make_shared<Handle>();
-  handle->context = current_context();
-  REQUIRE(handle->context != nullptr && emulator_prepare() == CUDA_SUCCESS, kNotInitialized);
-  *made = Registry<Handle>::all().add(handle);
-  return kSuccess;
+  *made = made_handle<Handle>();
+  return *made == nullptr ? kNotInitialized : kSuccess;
 }
 
 API cublasDestroy_v2(Handle* handle) {
@@ -277,3 +321,17 @@ API cublasGemmStridedBatchedEx_64(
       0};
   return multiply(*use.handle, product, compute, algorithm, alpha, beta);
 }
+
+#define TRIANGULAR_SOLVE(name, type)                                                                            \
+  API name(                                                                                                     \
+      Handle* handle, int side, int fill, int operation, int diagonal, int64_t m, int64_t n, const type* alpha, \
+      const type* a, int64_t a_columns, type* b, int64_t b_columns) {                                           \
+    ENTER_HANDLE(handle);                                                                                       \
+    const Triangular triangular{false, false, false, 0, m, n, alpha, a, a_columns, b, b_columns};               \
+    return solve<type>(*use.handle, side, fill, operation, diagonal, triangular);                               \
+  }
+
+TRIANGULAR_SOLVE(cublasStrsm_v2_64, float)
+TRIANGULAR_SOLVE(cublasDtrsm_v2_64, double)
+TRIANGULAR_SOLVE(cublasCtrsm_v2_64, std::complex<float>)
+TRIANGULAR_SOLVE(cublasZtrsm_v2_64, std::complex<double>)

@@ -29,6 +29,11 @@ extern "C" CUresult emulator_prepare();
     return status;                 \
   }
 
+#define RETURN_STATUS(call)         \
+  if (const int status_ = (call)) { \
+    return status_;                 \
+  }
+
 inline CUcontext current_context() {
   CUcontext current = nullptr;
   return cuCtxGetCurrent(&current) == CUDA_SUCCESS ? current : nullptr;
@@ -56,7 +61,7 @@ inline int version_of(const void* function) {
   return suffix == nullptr ? 0 : atoi(suffix + strlen(".so."));
 }
 
-// cublasGetProperty and cufftGetProperty: the version's three numbers.
+// cublasGetProperty and the like: the version's three numbers.
 inline int property(const void* function, int which, int* value, int invalid) {
   if (which < 0 || which > 2 || value == nullptr) {
     return invalid;

@@ -1,4 +1,4 @@
-// What the emulated libraries (cublas.cpp, cufft.cpp) need of libcuda besides its API.
+// What the emulated libraries (cublas.cpp, cusolver.cpp, …) need of libcuda besides its API.
 
 #include <functional>
 

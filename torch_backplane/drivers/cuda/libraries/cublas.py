@@ -1,4 +1,4 @@
-"""cuBLAS, NVIDIA's matrix products, if it is installed (`pip install nvidia-cublas`).
+"""cuBLAS, NVIDIA's matrix products and triangular systems, if it is installed (`pip install nvidia-cublas`).
 
 float32 products are computed in float32 (no TF32), and those of float16 and bfloat16 are accumulated in float32, with
 partial sums that are not rounded.
@@ -22,7 +22,7 @@ PRODUCT = Product(
     package="nvidia-cublas",
     functions=_C.cublas_functions(),
     cuda={12: 12, 13: 13},
-    instead="generated kernels compute matrix products",
+    instead="generated kernels compute matrix products, and the CPU solves triangular systems",
 )
 
 # The workspace that NVIDIA recommends (cublasSetWorkspace): bytes from Hopper on, and before.
@@ -36,7 +36,7 @@ _STATUSES = {
     11: "CUBLAS_STATUS_MAPPING_ERROR: an access of device memory failed",
     13: "CUBLAS_STATUS_EXECUTION_FAILED: a kernel could not be launched",
     14: "CUBLAS_STATUS_INTERNAL_ERROR: an operation within cuBLAS failed",
-    15: "CUBLAS_STATUS_NOT_SUPPORTED: an unsupported product",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED: an unsupported call",
     16: "CUBLAS_STATUS_LICENSE_ERROR",
 }
 
@@ -49,15 +49,21 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
         index: the device's number in CUDA.
         capability: its compute capability.
     """
-    found = {getattr(torch, name): address for name, address in _C.cublas_products(dict(functions), index).items()}
+    found = {
+        family: {getattr(torch, name): address for name, address in addresses.items()}
+        for family, addresses in _C.cublas_routines(dict(functions), index).items()
+    }
     if capability < (8, 0):
-        del found[torch.bfloat16]  # needs an Ampere GPU
+        del found["matmul"][torch.bfloat16]  # needs an Ampere GPU
     nbytes = WORKSPACE if capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
     explain = partial(meaning, _STATUSES, "cublas_api.h")
 
-    def workspace(dtype: torch.dtype, **integers: int) -> int:
-        check(f"{PRODUCT.name} matmul", _C.cublas_prepare(index), explain)
+    def workspace(family: str, dtype: torch.dtype, **integers: int) -> int:
+        check(f"{PRODUCT.name} {family}", _C.cublas_prepare(index), explain)
         return nbytes
 
-    routine = Routine(addresses=found, workspace=workspace)
-    return Library(name=PRODUCT.name, routines={"matmul": routine}, explain=explain)
+    routines = {
+        family: Routine(addresses=addresses, workspace=partial(workspace, family))
+        for family, addresses in found.items()
+    }
+    return Library(name=PRODUCT.name, routines=routines, explain=explain)
