@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import torch_backplane
 from torch_backplane import drivers
 
 if not drivers.device(0).properties.dialect:
     pytest.skip("the devices have no dialect", allow_module_level=True)
 
+import fused_products
+from fused_products import CANDIDATES, kernels
+
 from torch_backplane.compile import product_kernel
 from torch_backplane.tuning.choosing import forcing
 
-CANDIDATES = (product_kernel.FUSED, product_kernel.SEPARATE)
 Case = tuple[Callable[..., Any], list[tuple[int, ...]]]
 
 
@@ -92,12 +93,6 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
-def kernels(function: Callable[..., Any], *arguments: Any) -> list[str]:
-    """The names of the kernels that a call of a compiled function launches."""
-    text = torch_backplane.plans.explain(function, *arguments)
-    return [line.split()[2] for line in text.splitlines() if line.strip().startswith("→ launch")]
-
-
 def operands(name: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape, dtype=dtype) for shape in CASES[name][1]]
@@ -105,20 +100,7 @@ def operands(name: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor
 
 def check(name: str, candidate: str, dtype: torch.dtype = torch.float32) -> None:
     """Compares a case with the CPU in float64, for the given candidate."""
-    function, given = CASES[name][0], operands(name, dtype)
-    compiled = torch.compile(function, options={"max_autotune_gemm": True})
-    on_bp = [one.to("bp") for one in given]
-    with forcing(product_kernel.FAMILY, candidate):
-        found = [compiled(*on_bp) for _ in range(3)][-1]
-    expected = function(*(one.double() for one in given))
-    close = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-    results = (each if isinstance(each, tuple) else (each,) for each in (found, expected, function(*given)))
-    for one, other, like in zip(*results, strict=True):
-        assert (one.dtype, one.stride()) == (like.dtype, like.stride())
-        if other.dtype == torch.bool:
-            assert (one.cpu() != other).sum() <= other.numel() * close
-        else:
-            torch.testing.assert_close(one.cpu().double(), other, rtol=close, atol=close)
+    fused_products.check(CASES[name][0], operands(name, dtype), candidate, dtype)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
@@ -186,14 +168,14 @@ def test_a_kernel_that_does_not_build(monkeypatch: pytest.MonkeyPatch, recwarn: 
     def broken(statements: str, *rest: Any, **named: Any) -> Any:
         return epilogue("this is no statement;", *rest, **named)
 
-    epilogue = product_kernel.Epilogue
-    monkeypatch.setattr(product_kernel, "Epilogue", broken)
+    epilogue = product_kernel.Operations
+    monkeypatch.setattr(product_kernel, "Operations", broken)
     compiled = torch.compile(lambda a, b: (a @ b).cos() * 3, mode="max-autotune")
     for rows in (20, 20):
         a, b = torch.randn(rows, 30), torch.randn(30, 40)
         found = compiled(a.to("bp"), b.to("bp"))
         torch.testing.assert_close(found.cpu(), (a @ b).cos() * 3, rtol=1e-4, atol=1e-4)
-    (warning,) = (str(one.message) for one in recwarn if "ProductWithEpilogue" in str(one.message))
+    (warning,) = (str(one.message) for one in recwarn if "ProductWithOperations" in str(one.message))
     assert warning.startswith("fused is left out")
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from template_runners import check_cuda, dialect, processors, random, run
 
-from torch_backplane.kernels.templates.matmul import matmul
+from torch_backplane.kernels.templates.epilogues import Operations
+from torch_backplane.kernels.templates.matmul import ProductParams, matmul
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 
@@ -172,9 +173,62 @@ def test_short_sums_and_many_results_are_not_split():
         assert len(matmul(of_device, torch.empty(1, 1).expand(rows, columns), a, b)) == 1
 
 
+def operand(name, stored, formula):
+    """An operand without memory, and the prologue that computes its elements from those of a tensor."""
+    statements = f"operand = {formula.format(f'(value_t)load_{name}_stored(place)')};"
+    inputs = {f"{name}_stored": stored}
+    prologue = Operations(statements, True, torch.int32, "", frozenset(), inputs, {}, {})
+    return torch.empty_strided(stored.shape, stored.stride(), device="meta"), prologue
+
+
+def with_prologues(out, a, b):
+    """The launches of exp(a) @ (b * 0.5)."""
+    (a, of_a), (b, of_b) = operand("a", a, "exp({})"), operand("b", b, "{} * 0.5f")
+    return matmul(dialect("gpu", compute_units=64), out, a, b, params=ProductParams(prologues={"a": of_a, "b": of_b}))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_prologues_compute_operands(dtype, stored, layout):
+    """Tiles have zeros beyond the operands: exp(0) would count there."""
+    for batch, rows, depth, columns, split in ((2, 33, 67, 65, 1), (1, 9, 5, 20, 1), (1, 70, 5003, 3, 2)):
+        a = laid_out((batch, rows, depth), layout, torch.float32)
+        b = (laid_out((batch, depth, columns), layout, torch.float32) * 9).to(stored)
+        out = torch.full((batch, columns, rows), 9).to(dtype).mT
+        made = with_prologues(out, a, b)
+        assert len(made) >= split
+        run(made)
+        expected = (a.double().exp() @ (b.double() * 0.5)).to(dtype)
+        torch.testing.assert_close(out, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
+
+
+def test_numbers_of_prologues_stay_in_their_rows():
+    a, b = torch.zeros(9, 13), torch.ones(13, 20)
+    a[4, 7], a[6, 0], b[2, 3] = math.nan, math.inf, -math.inf
+    out = torch.empty(9, 20)
+    run(with_prologues(out, a, b))
+    torch.testing.assert_close(out, a.exp() @ (b * 0.5), equal_nan=True)
+
+
+def test_kernels_for_processors_take_no_prologues():
+    a, (b, prologue) = torch.ones(4, 4), operand("b", torch.ones(4, 4), "{}")
+    with pytest.raises(ValueError, match="no tiled form"):
+        matmul(dialect("cpu"), a, a, b, params=ProductParams(prologues={"b": prologue}))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuda_compiles(dtype):
     a, b = random((70, 67), dtype), random((67, 65), dtype)
     check_cuda(matmul, a @ b, a, b, a @ b)
     a, b = random((9, 9000), dtype), random((9000, 9), dtype)
     check_cuda(matmul, a @ b, a, b, a @ b)
+
+
+def test_prologues_compile_for_cuda():
+    for rows, depth, columns in ((70, 67, 65), (9, 9000, 9)):
+        weights = torch.ones(depth, columns, dtype=torch.int8)
+        b, prologue = operand("b", weights, "{} * 0.5f")
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            a = random((rows, depth), dtype)
+            check_cuda(matmul, a @ weights.to(dtype), a, b, params=ProductParams(prologues={"b": prologue}))

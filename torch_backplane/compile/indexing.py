@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 from sympy.printing.precedence import PRECEDENCE
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.printers import ExprPrinter
 
 # Division and remainder that round down, for operands that can be negative.
@@ -118,3 +121,42 @@ class Float64Printer(IndexPrinter):
     """Prints real parts in float64."""
 
     real = "double"
+
+
+PLACE = sympy.Symbol("place", integer=True, nonnegative=True)
+
+
+def index_at_place(place: sympy.Expr, entries: Mapping[sympy.Symbol, Any], numel: sympy.Expr) -> sympy.Expr | None:
+    """Inverts the place of an element in memory: returns the index of the element at PLACE in a kernel's iterations.
+
+    Args:
+        place: the place, an expression of loop variables.
+        entries: loop variables with their lengths, and their divisors in the index.
+        numel: number of iterations.
+
+    Returns:
+        None if `place` is not a sum of variables times strides, or if strides overlap.
+    """
+    sizes = V.graph.sizevars
+    place = sympy.expand(place)
+    strides = {one: place.coeff(one) for one in place.free_symbols if one in entries}
+    rest = sympy.expand(place - sum(one * stride for one, stride in strides.items()))
+    variables = [one for stride in (rest, *strides.values()) for one in stride.free_symbols if one in entries]
+    lengths = sympy.prod([entries[one].length for one in strides])
+    if variables or rest != 0 or not sizes.statically_known_equals(lengths, numel):
+        return None
+    ordered: list[sympy.Symbol] = []  # the innermost first
+    reached = sympy.Integer(1)
+    while left := strides.keys() - {*ordered}:
+        least = [one for one in left if all(sizes.statically_known_leq(strides[one], strides[other]) for other in left)]
+        if not least or not sizes.statically_known_leq(reached, strides[least[0]]):
+            return None
+        ordered.append(least[0])
+        reached = strides[least[0]] * entries[least[0]].length
+    if all(sizes.statically_known_equals(entries[one].divisor, stride) for one, stride in strides.items()):
+        return PLACE
+    index, rest = sympy.Integer(0), PLACE
+    for one in reversed(ordered):
+        index += FloorDiv(rest, strides[one]) * entries[one].divisor
+        rest = ModularIndexing(rest, 1, strides[one])
+    return index

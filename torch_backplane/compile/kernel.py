@@ -644,8 +644,8 @@ class GraphKernel(SIMDKernel[Variable]):
     def call_kernel(self, name: str, node: ir.IRNode | None = None, deallocate_ws: bool = True) -> None:
         V.graph.wrapper_code.writeline(f"{name}.run({', '.join(self.call_arguments(name))})")
 
-    def call_arguments(self, name: str) -> list[str]:
-        """The arguments of the kernel's `run` in the wrapper: buffers, numbers and sizes."""
+    def call_arguments(self, name: str, without: str = "") -> list[str]:
+        """The arguments of the kernel's `run` in the wrapper: buffers but `without`, numbers and sizes."""
         wrapper = V.graph.wrapper_code
         _, call_args, arguments, _ = self.args.python_argdefs()
         tensors, numbers = [], []
@@ -653,7 +653,7 @@ class GraphKernel(SIMDKernel[Variable]):
             if hasattr(argument, "buffer") and should_unwrap_unspec_arg(argument.buffer):
                 numbers.append(f"{given}.item()")
             elif hasattr(argument, "buffer"):
-                tensors.append(str(given))
+                tensors += [str(given)] if str(given) != without else []
             else:
                 numbers.append(wrapper.codegen_python_sizevar(given))
         for tree in self._dynamic_trees():

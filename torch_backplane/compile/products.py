@@ -1,4 +1,4 @@
-"""Products in Inductor's graphs under max-autotune, with the elementwise operations that use their results.
+"""Products in Inductor's graphs under max-autotune, with the elementwise operations on their operands and results.
 
 Inductor fuses these operations into a template, which a product is here. The wrapper gets a `ProductKernel`, which
 chooses between the fused kernel and separate ones when it runs.
@@ -6,22 +6,35 @@ chooses between the fused kernel and separate ones when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch._inductor import ir
+import sympy
+from torch._inductor import dependencies, ir
+from torch._inductor.codegen.common import Kernel
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.kernel.mm_common import mm_args
 from torch._inductor.utils import sympy_product
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import V, ops
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from torch_backplane.compile.indexing import PLACE, index_at_place
 from torch_backplane.compile.kernel import GraphKernel
+from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Value
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.matmul import has_tiles
+from torch_backplane.planning.launch import dialect_of
+
+# The scheduler of torch 2.11 fuses operations on operands only into TritonTemplateBuffer.
+_HAS_PROLOGUES = hasattr(ir.TemplateBuffer, "get_allowed_prologue_inps")
+_Template: Any = ir.TemplateBuffer if _HAS_PROLOGUES else ir.TritonTemplateBuffer
 
 
-class ProductBuffer(ir.TemplateBuffer):
+class ProductBuffer(_Template):  # type: ignore[misc]
     """alpha * a @ b + beta * c. `inputs` are a, b and, if there is one, c; `scales` are alpha and beta."""
 
     def __init__(self, layout: ir.Layout, inputs: Sequence[ir.IRNode], scales: tuple[float, float]) -> None:
@@ -29,17 +42,41 @@ class ProductBuffer(ir.TemplateBuffer):
         self.scales = scales
         names = ("addmm", "baddbmm") if len(inputs) > 2 else ("mm", "bmm")
         self.python_kernel_name = f"extern_kernels.{names[len(self.get_size()) - 2]}"
+        buffers = [one.get_name() for one in self.inputs]
+        fuses = has_tiles(dialect_of(layout.device), layout.dtype)
+        self.allowed_prologue_inps = OrderedSet(one for one in buffers[:2] if fuses and buffers.count(one) == 1)
 
-    def arguments(self) -> list[str]:
-        """The operands in the wrapper."""
-        inputs: Any = self.inputs
-        return [one.codegen_reference() for one in inputs]
+    def extract_read_writes(self, normalize: bool = False) -> dependencies.ReadWrites:
+        """The accesses. Operands are read in the order of their memory, because the scheduler only fuses operations
+        that write in the order in which the product reads."""
+        found = super().extract_read_writes(normalize)
+        reads = OrderedSet(one for one in found.reads if one.name not in self.allowed_prologue_inps)
+        for view in self.inputs:
+            if view.get_name() in self.allowed_prologue_inps:
+                reads |= _accesses_in_order(view, normalize).reads
+        return dataclasses.replace(found, reads=reads)
+
+    def operands(self) -> dict[str, Any]:
+        """a, b and, if there is one, c."""
+        return dict(zip("abc", self.inputs, strict=False))
 
     def call(self) -> str:
         """The wrapper's call of the operator of eager PyTorch."""
-        a, b, *added = self.arguments()
+        a, b, *added = (one.codegen_reference() for one in self.inputs)
         scales = f", alpha={self.scales[0]}, beta={self.scales[1]}" if added else ""
         return f"{self.python_kernel_name}({', '.join([*added, a, b])}{scales}, out={self.get_name()})"
+
+
+def _accesses_in_order(view: Any, normalize: bool) -> dependencies.ReadWrites:
+    """The accesses to all elements of a view, those with the greatest stride in the outermost loop."""
+    sizes, indexer = view.get_size(), view.get_layout().make_indexer()
+    outermost_first = [*reversed(ir.get_fill_order(view.get_stride(), V.graph.sizevars.shape_env))]
+
+    def load(index: Sequence[Any], _: Sequence[Any]) -> Any:
+        at = dict(zip(outermost_first, index, strict=True))
+        return ops.load(view.get_name(), indexer([at[dim] for dim in range(len(sizes))]))
+
+    return dependencies.extract_read_writes(load, [sizes[dim] for dim in outermost_first], (), normalize=normalize)
 
 
 def lower(*operands: Any, scales: tuple[float, float]) -> Any:
@@ -49,27 +86,21 @@ def lower(*operands: Any, scales: tuple[float, float]) -> Any:
     return ir.TensorBox.create(ProductBuffer(layout, [a, b, *added], scales))
 
 
-class EpilogueKernel(GraphKernel):
-    """The elementwise operations on the results of a product.
+class ElementwiseKernel(GraphKernel):
+    """Elementwise operations on the results of a product or on an operand: a kernel, and a part of the product's.
 
-    Inductor's nodes load the product's buffer, which is the variable `product` here.
+    Args:
+        buffer: the product or the operand. It is memory only if the own kernel runs.
+        nodes: Inductor's nodes of the operations.
+        tiling: the dimensions of the iteration space.
     """
 
-    def __init__(self, template: Any, nodes: Sequence[Any]) -> None:
-        self.product: ProductBuffer = template.node
-        self.nodes = nodes
-        _, (numel, _) = template.group
-        *batch, rows, columns = self.product.get_size()
-        tiling = {"y": sympy_product([*batch, rows]), "x": columns}
-        self.flat = not all(self.is_compatible(tiling.values(), node.get_ranges()) for node in nodes)
-        super().__init__({"x": numel} if self.flat else tiling, features=SIMDKernelFeatures([*nodes], numel))
-        name, dtype = self.product.get_name(), self.product.get_dtype()
-        place = "xindex" if self.flat else f"yindex * {self._numel(self._kept_trees()[0])} + xindex"
-        self.more_input = (Value("product", dtype), place)
-        variable = self.create_cse_var("product", ValueRanges.unknown(), value_dtype(dtype), ())
-        self.outside_loops.add(variable)
-        self.cse.store_cache[name] = variable
-        self.store_buffer_names.add(name)
+    operand = ""  # "a" or "b" if the operations compute an operand
+    flat = True
+
+    def __init__(self, buffer: Any, nodes: Sequence[Any], tiling: dict[str, sympy.Expr]) -> None:
+        self.buffer, self.nodes = buffer, nodes
+        super().__init__(tiling, features=SIMDKernelFeatures([*nodes], sympy_product(tiling.values())))
 
     def write_operations(self) -> None:
         """Writes the operations. None of them is in place, because other work items still read the operands."""
@@ -84,35 +115,176 @@ class EpilogueKernel(GraphKernel):
             for node in self.nodes:
                 node.codegen(self.split_and_set_ranges(node.get_ranges()))
 
-    def codegen_kernel(self, name: str | None = None) -> str:
-        """The kernel in the wrapper: a `torch_backplane.compile.product_kernel.ProductKernel`."""
-        V.graph.wrapper_code.add_import_once("from torch_backplane.compile import product_kernel as bp_products")
-        separate = super().codegen_kernel(name)
-        can_fuse = not (self.draws or self.reports_errors)
-        statements = self.body.getvalue().strip() if can_fuse else ""
-        named = self.named_parameters.items()
-        arguments = {one: (about.role, about.dtype) for one, about in named if one != "product_ptr"}
-        operands = " @ ".join(_layout(one) for one in self.product.inputs[:2])
-        operands += "".join(f" + {_layout(one)}" for one in self.product.inputs[2:])
+    def pointer(self) -> str:
+        """The name of `buffer` in the own kernel."""
+        return str(self.args.output_buffers[self.buffer.get_name()])
+
+    def statements(self) -> str:
+        """The operations as part of the product's kernel, after `codegen_kernel`; empty if they cannot be."""
+        return "" if self.draws or self.reports_errors else self.body.getvalue().strip()
+
+    def codegen_part(self) -> str:
+        """The operations in the wrapper: a `torch_backplane.compile.product_kernel.Elementwise`."""
+        with V.set_kernel_handler(self):
+            separate = self.codegen_kernel(self._named("KERNEL_NAME"))
+            statements = self.statements()
+        functions = self._functions(statements)
+        prefix = f"{self.operand}_" if self.operand else ""
+        names = {one: prefix + one for one in self.named_parameters if one != self.pointer()}
+        arguments = {
+            new: (self.named_parameters[one].role, self.named_parameters[one].dtype) for one, new in names.items()
+        }
+        statements = re.sub(r"\b[a-z]\w*\b", lambda word: names.get(word[0], word[0]), statements)
         parts = {
             "separate": separate,
             "arguments": arguments,
             "statements": f'"""\n{statements}\n"""' if statements else '""',
-            "functions": repr(self._functions(statements)),
+            "functions": repr(functions),
             "flat": self.flat,
             "index_dtype": self.get_index_dtype_as_torch_dtype(),
             "dtypes": sorted({value_dtype(one) for one in self.used_dtypes}, key=str),
+        }
+        lines = [f"{one}={text}," for one, text in parts.items()]
+        return "\n".join(["bp_products.Elementwise(", *lines, ")"])
+
+    def _named(self, kernel: str) -> str:
+        return f"{kernel}_{self.operand}" if self.operand else kernel
+
+    def given(self, name: str) -> str:
+        """The arguments in the wrapper, where the kernel's name is `name`: `product_kernel.Arguments`."""
+        return f"bp_products.Arguments({', '.join(self.call_arguments(self._named(name), self.buffer.get_name()))})"
+
+
+class EpilogueKernel(ElementwiseKernel):
+    """The elementwise operations on the results of a product.
+
+    Inductor's nodes load the product's buffer, which is the variable `product` here.
+    """
+
+    def __init__(self, template: Any, nodes: Sequence[Any]) -> None:
+        product: ProductBuffer = template.node
+        *batch, rows, columns = product.get_size()
+        tiling = {"y": sympy_product([*batch, rows]), "x": columns}
+        self.flat = not all(self.is_compatible(tiling.values(), node.get_ranges()) for node in nodes)
+        super().__init__(product, nodes, {"x": sympy_product(product.get_size())} if self.flat else tiling)
+        name, dtype = product.get_name(), product.get_dtype()
+        place = "xindex" if self.flat else f"yindex * {self._numel(self._kept_trees()[0])} + xindex"
+        self.more_input = (Value("product", dtype), place)
+        variable = self.create_cse_var("product", ValueRanges.unknown(), value_dtype(dtype), ())
+        self.outside_loops.add(variable)
+        self.cse.store_cache[name] = variable
+        self.store_buffer_names.add(name)
+
+    def pointer(self) -> str:
+        return "product_ptr"
+
+    def statements(self) -> str:
+        found = super().statements()
+        return f"const {self.index_dtype} xindex = place;\n{found}" if self.flat and found else found
+
+
+class PrologueKernel(ElementwiseKernel):
+    """The elementwise operations that compute an operand of a product. The last node stores the operand's buffer."""
+
+    def __init__(self, operand: str, view: Any, nodes: Sequence[Any]) -> None:
+        self.operand, self.view = operand, view
+        self.element = ""  # text of the operand's element, as its buffer stores it
+        self.index: sympy.Expr | None = None  # index of the element at PLACE
+        buffer = nodes[-1].node
+        super().__init__(buffer, nodes, {"x": sympy_product(buffer.get_size())})
+
+    def store(  # type: ignore[override]
+        self, name: str, index: sympy.Expr, value: Variable, mode: Any = None
+    ) -> None:
+        super().store(name, index, value, mode)
+        if name == self.buffer.get_name():
+            self.element = self._stored(name, value)
+            found = index_at_place(self.prepare_indexing(index), self.range_tree_nodes, self.numels["x"])
+            if found is not None:
+                offset = self.view.get_layout().offset
+                self.index = self.rename_indexing(found.subs(PLACE, PLACE + offset))
+
+    def statements(self) -> str:
+        found = super().statements()
+        if not found or self.index is None:
+            return ""
+        lines = [line for line in found.splitlines() if not line.startswith(f"{self.pointer()}[")]
+        index = f"const {self.index_dtype} xindex = {self.kexpr(self.index)};"
+        element = self.dialect.decode(self.element, self.buffer.get_dtype())
+        return "\n".join([index, *lines, f"operand = {element};"])
+
+    def given(self, name: str) -> str:
+        """The operand in the wrapper: a `torch_backplane.compile.product_kernel.Computed`."""
+        wrapper, layout = V.graph.wrapper_code, self.view.get_layout()
+        size, stride = (wrapper.codegen_python_shape_tuple(one) for one in (layout.size, layout.stride))
+        offset, elements = (
+            wrapper.codegen_python_sizevar(one) for one in (layout.offset, self.buffer.get_layout().storage_size())
+        )
+        return f"bp_products.Computed({super().given(name)}, {layout.dtype}, {size}, {stride}, {offset}, {elements})"
+
+
+class FusedProduct:
+    """A product with elementwise operations on its operands and on its results, for the wrapper."""
+
+    def __init__(self, template: Any, epilogue_nodes: Sequence[Any], prologue_nodes: Sequence[Any]) -> None:
+        self.product: ProductBuffer = template.node
+        self.nodes = [*prologue_nodes, template, *epilogue_nodes]
+        self.epilogue = EpilogueKernel(template, epilogue_nodes) if epilogue_nodes else None
+        self.prologues = dict(_prologues(self.product, prologue_nodes))
+        self.kernels = [*self.prologues.values(), *([] if self.epilogue is None else [self.epilogue])]
+        for kernel in self.kernels:
+            kernel.write_operations()
+
+    def codegen_kernel(self) -> str:
+        """The kernel in the wrapper: a `torch_backplane.compile.product_kernel.ProductKernel`."""
+        V.graph.wrapper_code.add_import_once("from torch_backplane.compile import product_kernel as bp_products")
+        operands = " @ ".join(_layout(one) for one in self.product.inputs[:2])
+        operands += "".join(f" + {_layout(one)}" for one in self.product.inputs[2:])
+        prologues = "".join(f"{name!r}: {one.codegen_part()},\n" for name, one in self.prologues.items())
+        parts = {
+            "epilogue": None if self.epilogue is None else self.epilogue.codegen_part(),
+            "prologues": f"{{{prologues}}}",
+            "name": "'KERNEL_NAME'",
             "operands": repr(operands),
+            "device": V.graph.get_current_device_or_throw().index,
         }
         lines = [f"{one}={text}," for one, text in parts.items()]
         return "\n".join(["bp_products.ProductKernel(", *lines, ")"])
 
-    def call_kernel(self, name: str, node: ir.IRNode | None = None, deallocate_ws: bool = True) -> None:
-        a, b, *added = self.product.arguments()
+    def mark_run(self) -> None:
+        """Allocates the results. Buffers of operands with prologues are no part of the graph."""
+        V.graph.removed_buffers |= {one.buffer.get_name() for one in self.prologues.values()}
+        for kernel in self.kernels:
+            V.graph.removed_buffers |= kernel.removed_buffers
+        with V.set_kernel_handler(Kernel(increase_kernel_count=False)):
+            for node in self.nodes:
+                node.mark_run()
+
+    def call(self, name: str) -> None:
+        """Writes the call of the kernel `name` to the wrapper."""
         out = self.product.get_name()
-        kept = None if out in self.removed_buffers else out
-        product = f"bp_products.Product({a}, {b}, {added[0] if added else None}, {self.product.scales}, {kept})"
-        V.graph.wrapper_code.writeline(f"{name}.run({', '.join([product, *self.call_arguments(name)])})")
+        operands = [
+            self.prologues[one].given(name) if one in self.prologues else node.codegen_reference()
+            for one, node in self.product.operands().items()
+        ]
+        operands += ["None"] if len(operands) < 3 else []
+        kept = None if out in V.graph.removed_buffers else out
+        arguments = [f"bp_products.Product({', '.join(operands)}, {self.product.scales}, {kept})"]
+        if self.epilogue is not None:
+            arguments.append(self.epilogue.given(name))
+        V.graph.wrapper_code.writeline(f"{name}.run({', '.join(arguments)})")
+
+
+def _prologues(product: ProductBuffer, nodes: Sequence[Any]) -> Iterator[tuple[str, PrologueKernel]]:
+    """Splits the nodes into groups, each of which ends with the node that stores an operand."""
+    operands = {view.get_name(): (name, view) for name, view in product.operands().items()}
+    group: list[Any] = []
+    for node in nodes:
+        group.append(node)
+        if node.node.get_name() in operands:
+            yield operands[node.node.get_name()][0], PrologueKernel(*operands[node.node.get_name()], group)
+            group = []
+    assert not group, "operations of a prologue store no operand"
 
 
 def _layout(node: Any) -> str:

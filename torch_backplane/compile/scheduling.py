@@ -14,7 +14,7 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from torch_backplane.compile.kernel import GraphKernel
-from torch_backplane.compile.products import EpilogueKernel
+from torch_backplane.compile.products import FusedProduct
 from torch_backplane.planning.launch import dialect_of
 
 
@@ -49,24 +49,17 @@ class GraphScheduling(SIMDScheduling):
     can_fuse_horizontal = can_fuse
 
     def codegen_template(self, template_node: Any, epilogue_nodes: Any, prologue_nodes: Any, **given: Any) -> None:
-        """Writes a product, with the elementwise operations on its results."""
-        assert not prologue_nodes, "products have no prologues"
-        if not epilogue_nodes:
+        """Writes a product, with the elementwise operations on its operands and its results."""
+        if not epilogue_nodes and not prologue_nodes:
             with V.set_kernel_handler(Kernel(increase_kernel_count=False)):
                 template_node.mark_run()
             V.graph.wrapper_code.writeline(template_node.node.call())
         else:
-            kernel = EpilogueKernel(template_node, epilogue_nodes)
-            kernel.write_operations()
-            with V.set_kernel_handler(kernel):
-                text = kernel.codegen_kernel()
-                for node in (template_node, *epilogue_nodes):
-                    node.mark_run()
-            nodes = [template_node, *epilogue_nodes]
-            name = self.define_kernel(text, nodes, kernel)
-            self.codegen_comment(nodes, name)
-            kernel.call_kernel(name)
-            V.graph.removed_buffers |= kernel.removed_buffers
+            fused = FusedProduct(template_node, epilogue_nodes, prologue_nodes)
+            name = self.define_kernel(fused.codegen_kernel(), fused.nodes, None)
+            fused.mark_run()
+            self.codegen_comment(fused.nodes, name)
+            fused.call(name)
         self.free_buffers_in_scheduler()
 
     def define_kernel(self, src_code: str, node_schedule: Any, kernel: Any) -> str:

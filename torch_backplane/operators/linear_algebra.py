@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.epilogues import Epilogue
+from torch_backplane.kernels.templates.epilogues import Operations
 from torch_backplane.kernels.templates.matmul import ProductParams, forms, matmul
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
@@ -266,31 +266,41 @@ def product(
     return out
 
 
-def takes_epilogue(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether `product_with_epilogue` accepts the operands."""
+def takes_operations(a: torch.Tensor, b: torch.Tensor, device: torch.device) -> bool:
+    """Whether `product_with_operations` accepts the operands."""
     sizes = (*a.shape, b.shape[-1])
-    is_vector = dialect_of(a.device).target.team_size > 1 and 1 in (a.shape[-2], b.shape[-1])
+    is_vector = dialect_of(device).target.team_size > 1 and 1 in (a.shape[-2], b.shape[-1])
     return 0 not in sizes and not is_vector and a.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
-def product_with_epilogue(
-    epilogue: Epilogue,
+def product_with_operations(
+    out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    scales: tuple[Any, Any] = (1, 0),
+    c: torch.Tensor | None,
+    scales: tuple[Any, Any],
+    epilogue: Operations | None,
+    prologues: Mapping[str, Operations],
 ) -> None:
-    """Runs the epilogue for the results of alpha * a @ b + beta * c. `scales` are alpha and beta."""
-    out = sizes_of_product(a, b)
+    """Computes alpha * a @ b + beta * c. `scales` are alpha and beta.
+
+    Args:
+        out: the result. With an epilogue, which uses the results instead, only its sizes, dtype and device count.
+        a, b: the operands. With a prologue, which computes the elements, only sizes, strides and dtype count.
+        epilogue, prologues: as in `ProductParams`.
+    """
     beta, alpha = factors(out.dtype, scales[1], scales[0])
     added = None if c is None or beta == 0 else c.expand(out.shape)
-    params = ProductParams("", workspace(), **divided(out.dtype)._asdict(), epilogue=epilogue)
+    params = ProductParams("", workspace(), **divided(out.dtype)._asdict(), epilogue=epilogue, prologues=prologues)
     run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
 
 
-def sizes_of_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A view of a with the sizes of a @ b, for its sizes, dtype and device. The operands must not be empty."""
-    return a[..., :1].expand(*a.shape[:-1], b.shape[-1])
+def sizes_of_product(a: torch.Tensor, b: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor with the sizes, dtype and device of a @ b. It is a view of an operand, or of one number if neither is on
+    the device. The operands must not be empty."""
+    known = next((one[..., :1, :1] for one in (a, b) if one.device == device), None)
+    one = torch.empty((1,) * a.dim(), dtype=a.dtype, device=device) if known is None else known
+    return one.expand(*a.shape[:-1], b.shape[-1])
 
 
 def multiply_vector(

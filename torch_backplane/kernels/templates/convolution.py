@@ -322,8 +322,8 @@ def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: boo
     {"" if divided else f"j_out[ITEM] = batch * out_group + {_steps('out', 'j', rank)};"}
     {keep_j}
   }}""",
-        "a": "load_a(batch * a_group + i * a_row + a_from[row + a_k])",
-        "b": f"({inside} ? (value_t)load_b(k_from[row + b_k] + j_from[b_j]) : (value_t)0)",
+        "a": "a_element = (value_t)load_a(batch * a_group + i * a_row + a_from[row + a_k]);",
+        "b": f"if ({inside}) b_element = (value_t)load_b(k_from[row + b_k] + j_from[b_j]);",
         "next": next_rows,
         "store": f"""if (i < rows && j < columns)
         store_out(j_out[item_column + y * {side}] + i * out_row, {bias}VALUE);""",

@@ -1,12 +1,13 @@
-"""Elementwise operations that the kernel of a product computes on its results, instead of storing these.
+"""Elementwise operations that the kernel of a product computes itself: an epilogue on its results, instead of storing
+these, and prologues on elements of its operands, instead of loading these.
 
 Kernels store a result by `STORE_RESULT(i, j, x)`: row i and column j of the matrix `batch`. `STORE_RESULTS(i, j, x)`
-stores LANES results from column j on.
+stores LANES results from column j on. `LOAD_x(at, element)` assigns the element of operand x at offset `at`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +15,18 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 
 
-class Epilogue(NamedTuple):
-    """Statements that a kernel runs for each result.
+class Operations(NamedTuple):
+    """Statements that a kernel runs for each result or for each element of an operand.
 
     Args:
-        statements: text that uses `product`, the result as value_t, and its place: the row `yindex`, counted through
-            all matrices, and the column `xindex`.
-        flat: the place is `xindex` alone, which counts all results in row-major order.
-        index_dtype: dtype of `xindex` and `yindex`.
+        statements: text. An epilogue uses `product`, the result as value_t. A prologue assigns `operand`, the element
+            as value_t.
+        flat: the text uses `place`, the position of the result or of the element in its tensor's memory. Otherwise it
+            uses the row `yindex` of a result, counted through all matrices, and its column `xindex`.
+        index_dtype: dtype of `place`, `xindex` and `yindex`.
         functions: text before the kernel.
         dtypes: dtypes of variables in the statements.
-        outputs, inputs: tensors by their names in the statements, which handle the strides.
+        inputs, outputs: tensors by their names in the statements, which handle the strides.
         numbers: other arguments by name, each with its dtype.
     """
 
@@ -33,17 +35,17 @@ class Epilogue(NamedTuple):
     index_dtype: torch.dtype
     functions: str
     dtypes: frozenset[torch.dtype]
-    outputs: Mapping[str, torch.Tensor]
     inputs: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor]
     numbers: Mapping[str, tuple[torch.dtype, Any]]
 
 
-class Results(NamedTuple):
-    """What becomes of the results of a product, as parts of a `LaunchSpec`. `functions` defines STORE_RESULT."""
+class Parts(NamedTuple):
+    """Parts of a `LaunchSpec` for an operand or for results. `functions` defines the macros."""
 
-    outputs: Mapping[str, torch.Tensor]
     functions: str
     inputs: Mapping[str, torch.Tensor] = {}
+    outputs: Mapping[str, torch.Tensor] = {}
     numbers: Mapping[str, tuple[torch.dtype, Any]] = {}
     types: Mapping[str, torch.dtype] = {}
 
@@ -66,19 +68,45 @@ _RUN_LANES = """
 """
 
 
-def stored_results(dialect: Dialect, out: torch.Tensor, epilogue: Epilogue | None) -> Results:
+def stored_results(dialect: Dialect, out: torch.Tensor, epilogue: Operations | None) -> Parts:
     """Returns what becomes of the results of a product: they are stored in `out`, or the epilogue uses them."""
     if epilogue is None:
-        return Results({"out": out}, _STORE)
+        return Parts(_STORE, outputs={"out": out})
     index = dialect.type(epilogue.index_dtype)
     row = f"(({index})batch * rows + (i))"
-    place = f"xindex = {row} * columns + (j)" if epilogue.flat else f"yindex = {row}, xindex = (j)"
-    lines = [
-        "#define STORE_RESULT(i, j, x) {",
-        f"const {index} {place}; const value_t product = (x);",
-        *epilogue.statements.splitlines(),
-        "}",
-    ]
-    types = {f"epilogue_{str(one).removeprefix('torch.')}": one for one in epilogue.dtypes}
-    functions = epilogue.functions + " \\\n".join(lines) + _RUN_LANES.replace("INDEX", index)
-    return Results(epilogue.outputs, functions, epilogue.inputs, epilogue.numbers, types)
+    place = f"place = {row} * columns + (j)" if epilogue.flat else f"yindex = {row}, xindex = (j)"
+    first = f"const {index} {place}; const value_t product = (x);"
+    made = _parts("STORE_RESULT(i, j, x)", epilogue, [first, *epilogue.statements.splitlines()])
+    return made._replace(functions=made.functions + _RUN_LANES.replace("INDEX", index))
+
+
+def loaded_operand(dialect: Dialect, name: str, operand: torch.Tensor, prologue: Operations | None) -> Parts:
+    """Returns how elements of an operand are loaded: from its memory, or by the prologue, which computes them."""
+    if prologue is None:
+        return Parts(f"#define LOAD_{name}(at, element) element = (value_t)load_{name}(at);\n", inputs={name: operand})
+    first = f"const {dialect.type(prologue.index_dtype)} place = (at); value_t operand;"
+    statements = [first, *prologue.statements.splitlines(), "element = operand;"]
+    return _parts(f"LOAD_{name}(at, element)", prologue, statements)
+
+
+def _parts(macro: str, operations: Operations, statements: Iterable[str]) -> Parts:
+    _, _, _, functions, dtypes, inputs, outputs, numbers = operations
+    types = {f"type_{str(one).removeprefix('torch.')}": one for one in dtypes}
+    text = " \\\n".join([f"#define {macro} {{", *statements, "}\n"])
+    return Parts(f"{functions}\n{text}", inputs, outputs, numbers, types)
+
+
+def joined(parts: Iterable[Parts]) -> Parts:
+    """Returns all parts together."""
+    functions = ""
+    inputs: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
+    numbers: dict[str, tuple[torch.dtype, Any]] = {}
+    types: dict[str, torch.dtype] = {}
+    for one in parts:
+        functions += one.functions
+        inputs |= one.inputs
+        outputs |= one.outputs
+        numbers |= one.numbers
+        types |= one.types
+    return Parts(functions, inputs, outputs, numbers, types)

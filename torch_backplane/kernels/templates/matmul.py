@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from torch_backplane.kernels.cpu import packed_product
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.epilogues import Epilogue, stored_results
-from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
+from torch_backplane.kernels.templates.epilogues import Operations, joined, loaded_operand, stored_results
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, split
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
@@ -59,13 +60,16 @@ class ProductParams(NamedTuple):
         reduced: partial sums are rounded to out's dtype.
         divides: whether sums can be split.
         epilogue: what the kernel computes instead of storing the results.
+        prologues: for operands "a" and "b", what the kernel computes instead of loading an element. The target must
+            have a `tiled` form (`has_tiles`).
     """
 
     form: str = ""
     workspace: int | None = None
     reduced: bool = False
     divides: bool = True
-    epilogue: Epilogue | None = None
+    epilogue: Operations | None = None
+    prologues: Mapping[str, Operations] = MappingProxyType({})
 
 
 def matmul(
@@ -84,26 +88,27 @@ def matmul(
     Args:
         out: shape (batch, rows, columns), with zero, one or two batch dimensions. With an epilogue, only its sizes
             and its dtype count.
-        a: shape (batch, rows, depth).
-        b: shape (batch, depth, columns).
+        a: shape (batch, rows, depth). With a prologue, only its sizes and strides count.
+        b: shape (batch, depth, columns). Likewise.
         c: has out's shape (expanded if necessary); can be out itself.
         scales: alpha and beta.
     """
-    (alpha, beta), (form, workspace, reduced, divides, epilogue) = scales, params
+    (alpha, beta), (form, workspace, reduced, divides, epilogue, prologues) = scales, params
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
     if epilogue is None and c is None and out.stride(3) != 1 and out.stride(2) == 1:
         out, a, b = out.mT, b.mT, a.mT
-    stored = stored_results(dialect, out, epilogue)
+        prologues = {{"a": "b", "b": "a"}[name]: one for name, one in prologues.items()}
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
     factors_of = {"a": a, "b": b}
-    inputs = factors_of if c is None else {**factors_of, "c": c}
+    loaded = joined(loaded_operand(dialect, name, one, prologues.get(name)) for name, one in factors_of.items())
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     kind = summed(out.dtype)
     constants: dict[str, int | str] = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add, "WITH_C(at)": with_c(c)}
-    spec = partial(LaunchSpec, dialect=dialect, constants=constants, value=kind.value)
+    places = [extent(factors_of[name]) for name in prologues]
+    spec = partial(LaunchSpec, dialect=dialect, constants=constants, value=kind.value, reached=places)
     side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
     short, functions = depth < SHORT and kind.value == out.dtype, ""
@@ -114,17 +119,23 @@ def matmul(
         if tiles.parts > 1:
             parts = room(in_parts, tiles.parts, out.numel(), out.device)
             first = spec(
-                "matmul_parts",
+                "matmul_parts" + _suffix(None, prologues),
                 outputs=parts,
-                inputs=factors_of,
+                inputs=loaded.inputs,
                 integers={**integers, **tiles.integers(), **_strides(factors_of)},
+                numbers=loaded.numbers,
+                types=loaded.types,
+                functions=loaded.functions,
                 body=_tiled(tiles, in_parts.loses),
                 groups=tiles.groups,
                 group_size=side * side,
-                strided=set(factors_of),
+                strided={*loaded.inputs},
             ).launch()
             return [first, *add_parts(dialect, "matmul", out, parts, c, scales, epilogue)]
         form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
+        functions = loaded.functions
+    elif prologues:
+        raise ValueError("the target has no tiled form of products, so operands cannot have prologues")
     elif not short and packed_product.suits(dialect, out, a, b):
         form, group = "packed", 1
         in_rows = (epilogue is not None or out.stride(3) == 1) and (c is None or c.stride(3) == 1)
@@ -139,22 +150,34 @@ def matmul(
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner(group) if form == "inner" else _outer(group, row_contiguous, short)
-    form += ("_short" if short else "") + ("" if epilogue is None else "_epilogue")
-    made = spec(
-        f"matmul_{form}",
-        outputs=stored.outputs,
-        inputs={**inputs, **stored.inputs},
-        integers={**integers, **_strides({**({"out": out} if epilogue is None else {}), **inputs})},
-        numbers={**factors(kind, c, alpha, beta), **stored.numbers},
-        types=stored.types,
-        functions=functions + stored.functions,
-        body=body,
-        groups=groups,
-        group_size=group,
-        bounded=side is None,
-        strided={*stored.outputs, *inputs, *stored.inputs},
-    ).launch()
-    return [made]
+    added = {} if c is None else {"c": c}
+    loaded = loaded._replace(functions=functions, inputs={**loaded.inputs, **added})
+    made = joined([loaded, stored_results(dialect, out, epilogue)])
+    return [
+        spec(
+            f"matmul_{form}{'_short' if short else ''}{_suffix(epilogue, prologues)}",
+            outputs=made.outputs,
+            inputs=made.inputs,
+            integers={**integers, **_strides({**({"out": out} if epilogue is None else {}), **factors_of, **added})},
+            numbers={**factors(kind, c, alpha, beta), **made.numbers},
+            types=made.types,
+            functions=made.functions,
+            body=body,
+            groups=groups,
+            group_size=group,
+            bounded=side is None,
+            strided={*made.outputs, *made.inputs},
+        ).launch()
+    ]
+
+
+def _suffix(epilogue: Operations | None, prologues: Mapping[str, Operations]) -> str:
+    return ("_prologue" if prologues else "") + ("" if epilogue is None else "_epilogue")
+
+
+def has_tiles(dialect: Dialect, dtype: torch.dtype) -> bool:
+    """Whether results of `dtype` are computed by the `tiled` form."""
+    return side_of(dialect, summed(dtype).value) is not None
 
 
 def forms(dialect: Dialect, dtype: torch.dtype) -> list[str]:
@@ -274,8 +297,8 @@ def _tiled(tiles: Tiles, loses: bool, short: bool = False) -> str:
         "b_along_depth": "b_column != 1",
         "shared": "",
         "prepare": f"const index_t a_batch = {batch_start('a')}, b_batch = {batch_start('b')};",
-        "a": "load_a(a_batch + i * a_row + (first + a_k) * a_column)",
-        "b": "load_b(b_batch + (first + b_k) * b_row + j * b_column)",
+        "a": "LOAD_a(a_batch + i * a_row + (first + a_k) * a_column, a_element)",
+        "b": "LOAD_b(b_batch + (first + b_k) * b_row + j * b_column, b_element)",
         "next": "",
         "store": store_result("i", "j", "VALUE"),
     }

@@ -78,6 +78,7 @@ class LaunchSpec:
         strided: the tensors whose strides the body handles, with strides from `integers`. All other tensors must be
             contiguous.
         bounded: work groups beyond the last have no effect, so launchers can add some. Always true with `items`.
+        reached: integers that `index_t` must hold, in addition to those that follow from the other parts.
     """
 
     name: str
@@ -97,6 +98,7 @@ class LaunchSpec:
     group_size: int | None = None
     strided: Collection[str] = ()
     bounded: bool = False
+    reached: Collection[int] = ()
 
     def launch(self) -> Launch:
         """Returns the launch.
@@ -114,7 +116,7 @@ class LaunchSpec:
         if groups is None:
             raise TypeError(f"{self.name} needs groups or items")
         extents = [self._extent(name, tensor) for name, tensor in tensors.items()]
-        wide = is_wide(groups * group_size, *integers.values(), *extents)
+        wide = is_wide(groups * group_size, *integers.values(), *extents, *self.reached)
         types = {"index_t": torch.int64 if wide else torch.int32, "value_t": self.value, **(self.types or {})}
         text = _Text(
             self.name,

@@ -16,7 +16,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.epilogues import Epilogue, stored_results
+from torch_backplane.kernels.templates.epilogues import Operations, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # A work group of side × side work items computes side × side × PER_ITEM × PER_ITEM results, DEPTH products at a time.
@@ -136,8 +136,9 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
                 work items then read consecutive elements along the depth.
             shared: declarations of additional local memory.
             prepare: statements before the first tiles.
-            a: expression of the element of a in row i at depth first + a_k; its row in the tile is a_i.
-            b: expression of the element of b in column j at depth first + b_k; its column in the tile is b_j.
+            a: a statement that assigns `a_element`, the element of a in row i at depth first + a_k. Its row in the tile
+                is a_i. Tiles have zeros beyond the operands, where the statement does not run.
+            b: likewise, `b_element` in column j at depth first + b_k. Its column in the tile is b_j.
             next: statements before the operand tiles from depth `first` on are loaded; the first tiles are at
                 `first_of_all`.
             short: present, with any text, for short floating-point sums, which keep the errors of each product.
@@ -195,10 +196,13 @@ _TILED = """
     for (int e = ITEM; e < $depth * $tile; e += $group) {
       const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
       const index_t i = row_tile * $tile + a_i;
-      a_tile[a_k][a_i] = i < rows && first + a_k < last ? (value_t)$a : (value_t)0;
+      value_t a_element = 0, b_element = 0;
+      if (i < rows && first + a_k < last) { $a }
+      a_tile[a_k][a_i] = a_element;
       const int b_k = b_along_depth ? e % $depth : e / $tile, b_j = b_along_depth ? e / $depth : e % $tile;
       const index_t j = column_tile * $tile + b_j;
-      b_tile[b_k][b_j] = j < columns && first + b_k < last ? (value_t)$b : (value_t)0;
+      if (j < columns && first + b_k < last) { $b }
+      b_tile[b_k][b_j] = b_element;
     }
     BARRIER;
     for (int k = 0; k < $depth; ++k) {
@@ -257,7 +261,7 @@ def add_parts(
     given: Mapping[str, torch.Tensor],
     c: torch.Tensor | None = None,
     scales: tuple[int | float, int | float] = (1, 1),
-    epilogue: Epilogue | None = None,
+    epilogue: Operations | None = None,
 ) -> list[Launch]:
     """Computes out = beta * c + alpha * (sum of the partial sums `given`); `scales` are alpha and beta.
 
