@@ -9,6 +9,7 @@ in this file it is written as its transpose, `rows`, which is contiguous.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -316,16 +317,19 @@ def lu_solve(
     return out
 
 
-# Of real, contiguous matrices PyTorch can decompose the transpose, which saves a copy on the CPU. Its gradients rely on
-# it, and releases differ.
-_EXAMPLE = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
-_SOLVES_TRANSPOSED = bool(aten._linalg_solve_ex(_EXAMPLE, _EXAMPLE)[1][0, 0] == 2.0)  # the first pivot; else 3
-_DETERMINES_TRANSPOSED = bool(aten._linalg_det(_EXAMPLE)[1][0, 0] == 2.0)
+@functools.cache
+def _decomposes_transpose(function: Callable[..., Any]) -> bool:
+    """Whether PyTorch's function decomposes the transpose of real, contiguous matrices, which saves a copy on the CPU.
+    Gradients rely on it, and releases differ."""
+    example = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
+    results = function(example, example) if function is aten._linalg_solve_ex else function(example)
+    return bool(results[1][0, 0] == 2.0)  # the first pivot; without a transposition 3
 
 
-def can_transpose(a: torch.Tensor) -> bool:
-    """Whether PyTorch may decompose the transpose of the matrices."""
-    return a.is_contiguous() and not a.is_complex()
+def takes_transpose(function: Callable[..., Any], a: torch.Tensor) -> bool:
+    """Whether PyTorch's `function`, one of aten._linalg_solve_ex and aten._linalg_det, decomposes the transpose of the
+    matrices."""
+    return a.is_contiguous() and not a.is_complex() and _decomposes_transpose(function)
 
 
 @operator("_linalg_solve_ex", dtypes="complex", one_dtype=["A", "B"])
@@ -336,7 +340,7 @@ def solve_ex(call: Call, A: torch.Tensor, B: torch.Tensor, left: bool, check: bo
         raise Refused("a right side without dimensions")
     b = B.unsqueeze(-1) if is_vector else B
     shape = broadcast(A, b)
-    transposed = _SOLVES_TRANSPOSED and can_transpose(A)
+    transposed = takes_transpose(aten._linalg_solve_ex, A)
     choose_driver(A, lu_call(A), lu_solve_call(A, shape, left, transposed))
     out, lu, pivots, info = call.outputs()
 
@@ -353,7 +357,7 @@ def solve_ex(call: Call, A: torch.Tensor, B: torch.Tensor, left: bool, check: bo
 @operator("linalg_inv_ex", dtypes="complex")
 def inv_ex(call: Call, A: torch.Tensor, check: bool) -> Any:
     check_matrices(A)
-    transposed = _SOLVES_TRANSPOSED and can_transpose(A)
+    transposed = takes_transpose(aten._linalg_solve_ex, A)
     choose_driver(A, lu_call(A), lu_solve_call(A, A.shape, True, transposed))
     out, info = call.outputs()
 
@@ -378,7 +382,7 @@ def sign_of(pivots: torch.Tensor) -> torch.Tensor:
 def decompose(A: torch.Tensor, lu: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """Writes the LU decomposition of A or of its transpose. Returns its diagonal."""
     info = torch.empty(A.shape[:-2], dtype=torch.int32, device=A.device)
-    given = A.mT if _DETERMINES_TRANSPOSED and can_transpose(A) else A
+    given = A.mT if takes_transpose(aten._linalg_det, A) else A
     compute(A, lambda: factor(given, lu, pivots, info))
     return lu.diagonal(0, -2, -1)
 
