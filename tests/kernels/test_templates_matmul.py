@@ -87,7 +87,12 @@ def test_short_sums_propagate_infinity_and_nan(processor, dtype):
     b = torch.tensor([[1, -1, 2, math.inf], [1, 1, 2, 1]], dtype=dtype)
     out = torch.empty(5, 4, dtype=dtype)
     run(matmul(dialect(processor), out, a, b))
-    torch.testing.assert_close(out, a @ b, equal_nan=True)
+    expected = a @ b
+    # Products that overflow with different signs: infinity if the second one is not rounded, else NaN. CPUs differ.
+    assert not out[4, 2].isfinite()
+    assert not expected[4, 2].isfinite()
+    expected[4, 2] = out[4, 2]
+    torch.testing.assert_close(out, expected, equal_nan=True)
 
 
 LAYOUTS = [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")]
