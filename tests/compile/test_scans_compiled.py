@@ -118,7 +118,7 @@ check(lambda x: associative_scan(torch.add, x * 2, 0), 200_000)
 def test_few_lines_of_many_elements_are_divided_as_in_eager_pytorch(
     run_forked: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    """On GPUs. associative_scan has no operator of its own in eager PyTorch."""
+    """On GPUs. associative_scan has no separate operator in eager PyTorch."""
     on_opencl.require_platform()
     done = run_forked(LONG_LINES, TORCH_BACKPLANE_DRIVERS="opencl", TORCH_BACKPLANE_TARGET="nvidia-ada")
     assert done.stdout == "1 cumsum\n1\n1\n", done.stderr

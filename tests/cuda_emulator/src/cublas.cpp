@@ -163,7 +163,7 @@ T conjugate(T value) {
   }
 }
 
-// Solves op(a)ᵀ xᵀ = bᵀ if a is on the right, so that each line of b, a column or a row, is a system of its own.
+// Solves op(a)ᵀ xᵀ = bᵀ if a is on the right, so that each line of b, a column or a row, is a separate system.
 template <class T>
 void solve(const Triangular& given, T alpha) {
   const auto* a = static_cast<const T*>(given.a);
