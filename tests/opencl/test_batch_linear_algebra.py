@@ -12,10 +12,10 @@ from torch_backplane import plans
 @pytest.mark.parametrize("shape", [(4, 4), (3, 5, 2), (2, 1, 3, 6), (0, 3, 3), (2, 0, 3), (1, 1)], ids=str)
 def test_lu_unpack(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    _, pivots = torch.linalg.lu_factor(torch.randn(shape))
     for data, too in ((True, True), (False, True), (True, False)):
 
         def unpack(lu: torch.Tensor, data: bool = data, too: bool = too) -> list[torch.Tensor]:
+            _, pivots = torch.linalg.lu_factor(lu.cpu())
             found = torch.lu_unpack(lu, pivots.to(lu.device), unpack_data=data, unpack_pivots=too)
             return [*(found[:1] if too else ()), *(found[1:] if data else ())]
 
@@ -33,6 +33,14 @@ def test_pivots_out_of_range_are_an_error(bad: int) -> None:
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError, match=r"pivots passed to lu_unpack must be between 1 and LU.size\(-2\)"):
             unpack(device)
+
+
+def test_another_number_of_pivots_is_an_error() -> None:
+    """PyTorch's CPU kernel accesses memory out of bounds instead."""
+    lu = torch.randn(2, 3, 4, device=DEVICE)
+    for shape in ((2, 4), (3,), (3, 3), (2, 2)):
+        with pytest.raises(RuntimeError, match=r"lu_unpack: LU_pivots must have the shape \[2, 3\], but got \["):
+            torch.lu_unpack(lu, torch.ones(shape, dtype=torch.int32, device=DEVICE))
 
 
 def test_decompositions_without_a_library_run_on_the_cpu() -> None:

@@ -57,7 +57,7 @@ def choose_driver(first: torch.Tensor, *calls: LibraryCall) -> None:
     """Leaves the call to the CPU, unless a library of the driver computes it."""
     if solvers.choose(first, *calls) != "driver":
         why = _why_not(first, *calls)
-        raise RunOnCPU(f"the driver's library {why}" if why else "the driver's library is not preferred, or has failed")
+        raise RunOnCPU(f"the driver's library {why or 'is not preferred, or has failed'}")
 
 
 def compute(first: torch.Tensor, work: Callable[[], None]) -> None:
@@ -456,10 +456,13 @@ def unpack_factors(lower: torch.Tensor, upper: torch.Tensor, lu: torch.Tensor) -
 @operator("lu_unpack", dtypes="complex")
 def lu_unpack(call: Call, LU: torch.Tensor, pivots: torch.Tensor, unpack_data: bool, unpack_pivots_too: bool) -> Any:
     check_matrices(LU, square=False)
-    if tuple(pivots.shape) != (*LU.shape[:-2], min(LU.shape[-2:])):
-        raise RunOnCPU("another number of pivots than of columns or rows")
     out = call.outputs()
     if unpack_pivots_too:
+        shape = [*LU.shape[:-2], min(LU.shape[-2:])]
+        torch._check(  # PyTorch's CPU kernel accesses memory out of bounds instead
+            list(pivots.shape) == shape,
+            lambda: f"lu_unpack: LU_pivots must have the shape {shape}, but got {list(pivots.shape)}",
+        )
         unpack_pivots(out[0], pivots)
     if unpack_data:
         unpack_factors(out[1], out[2], LU)
