@@ -117,11 +117,12 @@ def scan_whole_lines(ir: ModuleType) -> None:
         inner_fns: Any,
         size: Any,
         axis: int,
+        combine_fn: Any,
         *given: Any,
         can_fallback_to_aten: bool = True,
         **named: Any,
     ) -> Any:
-        arguments = (device, dtypes, inner_fns, size, axis, *given)
+        arguments = (device, dtypes, inner_fns, size, axis, combine_fn, *given)
         if device.type == "bp":
             from torch_backplane.compile.reduction_form import should_divide_scan
             from torch_backplane.planning.launch import dialect_of
