@@ -156,7 +156,8 @@ def test_index_at_place(strides: tuple[int, ...]) -> None:
         for one, size, divisor in zip(variables, sizes, (20, 5, 1), strict=True)
     }
     place = sum(one * stride for one, stride in zip(variables, strides, strict=True))
-    with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+    graph: Any = SimpleNamespace(sizevars=SizeVarAllocator())
+    with V.set_graph_handler(graph):
         found = index_at_place(place, entries, sympy.Integer(60))
         overlapping = index_at_place(variables[0] * 2 + variables[1] + variables[2] * 20, entries, sympy.Integer(60))
         repeated = index_at_place(variables[0] * 5 + variables[2], entries, sympy.Integer(60))
