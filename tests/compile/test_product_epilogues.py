@@ -86,6 +86,7 @@ ONE_KERNEL = (
     "bias and activation", "residual", "scaled", "alpha and beta", "without c", "batches", "batches added",
     "broadcast columns", "transposed operands", "other rows", "other rows, kept", "several results", "short sums",
 )  # fmt: skip
+RESHAPED = ("residual", "other rows", "other rows, kept")  # whose operations use a view of the product
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,8 @@ def test_half_precision(name: str, dtype: torch.dtype, candidate: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name: str) -> None:
+    if name in RESHAPED and torch.__version__ < "2.12":
+        pytest.skip("Inductor of torch 2.11 fuses no operators that use a view of a product with other sizes")
     compiled = torch.compile(CASES[name][0], options={"max_autotune_gemm": True})
     given = [one.to("bp") for one in operands(name)]
     with forcing(product_kernel.FAMILY, product_kernel.FUSED):
