@@ -8,7 +8,7 @@ import pytest
 import torch
 from template_runners import check_cuda, dialect, processors, random, run
 
-from torch_backplane.kernels.templates.epilogues import Operations
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.matmul import ProductParams, matmul
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]

@@ -18,7 +18,7 @@ import torch
 
 from torch_backplane import _C, tuning
 from torch_backplane.compile.runtime import Graph, GraphKernel
-from torch_backplane.kernels.templates.epilogues import Operations
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.operators.linear_algebra import (
     product_with_operations,
     products,

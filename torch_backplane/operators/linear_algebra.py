@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.epilogues import Operations
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.matmul import ProductParams, forms, matmul
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype

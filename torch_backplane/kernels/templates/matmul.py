@@ -23,7 +23,7 @@ import torch
 
 from torch_backplane.kernels.cpu import packed_product
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.epilogues import Operations, joined, loaded_operand, stored_results
+from torch_backplane.kernels.templates.fused_operations import Operations, joined, loaded_operand, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, split
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (

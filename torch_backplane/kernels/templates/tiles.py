@@ -16,7 +16,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.epilogues import Operations, stored_results
+from torch_backplane.kernels.templates.fused_operations import Operations, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # A work group of side × side work items computes side × side × PER_ITEM × PER_ITEM results, DEPTH products at a time.
@@ -344,6 +344,6 @@ def batch_start(tensor: str) -> str:
 
 
 def store_result(i: str, j: str, value: str) -> str:
-    """Returns a statement that stores a result, if there is one in row i and column j (`epilogues.py`)."""
+    """Returns a statement that stores a result, if there is one in row i and column j (`fused_operations.py`)."""
     at = f"{batch_start('c')} + ({i}) * c_row + ({j}) * c_column"
     return f"if ({i} < rows && {j} < columns) {{ STORE_RESULT({i}, {j}, WITH_C({at}) {value}); }}"
