@@ -534,6 +534,7 @@ def test_debug_level_detail_names_both_shapes(devices: dict[str, str]) -> None:
 
 
 ABORT = """
+import time
 start()
 x = filled(1.0, 4)
 dist.all_reduce(x)
@@ -552,6 +553,8 @@ if rank == 0:
     except RuntimeError as error:
         assert "aborted" in str(error), str(error)
         print("refused")
+else:
+    time.sleep(60)  # until the test ends it: its end would close the connection before rank 0 aborts
 os._exit(0)
 """
 

@@ -193,6 +193,7 @@ MAX_PARAMETERS = 7
 MANY_PARAMETERS = {
     "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
     "cli/conformance.py conformance": "one parameter for each command-line option",
+    "compile/inductor.py create_scan": "Inductor's signature",
     "drivers/base.py copy_from_peer": "two memory locations and the stream",
     "drivers/opencl/libraries/vkfft.py _guard": "the integers of a family of libraries (drivers/libraries.py)",
     "kernels/multi_tensor.py multi_tensor": "keywords that describe a kernel (docs/kernels.md)",
