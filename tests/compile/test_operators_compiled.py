@@ -29,17 +29,13 @@ LEFT_OUT = {
     "randn", "randn_like", "svd_lowrank", "uniform",
 }  # fmt: skip
 
-_MEAN_OF_NOTHING = "Inductor's Welford reduction gives 0 for the mean of no elements, on every device"
 _SAVED_STATISTICS = "in evaluation, bp saves no statistics, as the CPU; PyTorch's decomposition is CUDA's"
 _NOT_ROUNDED = "Inductor does not round quotients to bfloat16 before they become integers, on every device"
 # By operator, or by operator and dtype.
 FAILS = {
     "nn.functional.avg_pool2d": "Inductor's backward refuses a padding of one number, on every device",
-    "var_mean.unbiased": _MEAN_OF_NOTHING,
-    "std_mean.unbiased": _MEAN_OF_NOTHING,
     "native_batch_norm": _SAVED_STATISTICS,
     "_native_batch_norm_legit": _SAVED_STATISTICS,
-    "_batch_norm_with_update": _SAVED_STATISTICS,
     "div.trunc_rounding-bfloat16": _NOT_ROUNDED,
     "erfinv-bfloat16": "eager PyTorch rounds the parts of the gradient to bfloat16, Inductor does not, on every device",
 }
@@ -80,7 +76,7 @@ def _cases() -> list[Any]:
             is_quick = op.name in QUICK and dtype == torch.float32 and not op.variant_test_name
             marks = [] if is_quick else [pytest.mark.slow]
             if reason := FAILS.get(_name(op)) or FAILS.get(_case(op, dtype)):
-                marks.append(pytest.mark.xfail(reason=reason))
+                marks.append(pytest.mark.xfail(reason=reason, strict=True))
             cases.append(pytest.param(op, dtype, id=_case(op, dtype), marks=marks))
     return cases
 
