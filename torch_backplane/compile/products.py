@@ -90,7 +90,7 @@ class ElementwiseKernel(GraphKernel):
     """Elementwise operations on the results of a product or on an operand: a kernel, and a part of the product's.
 
     Args:
-        buffer: the product or the operand. It is memory only if the own kernel runs.
+        buffer: the product or the operand. It is in memory only if the separate kernel runs.
         nodes: Inductor's nodes of the operations.
         tiling: the dimensions of the iteration space.
     """
@@ -116,7 +116,7 @@ class ElementwiseKernel(GraphKernel):
                 node.codegen(self.split_and_set_ranges(node.get_ranges()))
 
     def pointer(self) -> str:
-        """The name of `buffer` in the own kernel."""
+        """The name of `buffer` in the separate kernel."""
         return str(self.args.output_buffers[self.buffer.get_name()])
 
     def statements(self) -> str:
