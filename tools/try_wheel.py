@@ -3,8 +3,8 @@
     python tools/try_wheel.py WHEEL
 
 The environment gets the wheel and the torch of the Python that runs this, from where pip finds them. Then the README's
-first program and `python -m torch_backplane devices` run on host and OpenCL devices, with empty caches. Without an
-OpenCL device, OpenCL is skipped, or with REQUIRE_OPENCL=1 an error.
+first program and `python -m torch_backplane devices` run on host and OpenCL devices, with empty caches, and at the end
+`doctor`. Without an OpenCL device, OpenCL is skipped, or with REQUIRE_OPENCL=1 an error.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Environment:
                     link.symlink_to(program)
         return f"{self.python.parent}{os.pathsep}{links}"
 
-    def run(self, *arguments: str, **variables: str) -> str:
-        """Runs Python, shows the start of the output and the time, and returns the output. Exits if it fails."""
+    def run(self, *arguments: str, shown: int | None = 5, **variables: str) -> str:
+        """Runs Python, shows the first lines of the output (None: all) and the time, and returns the output. Exits if
+        it fails."""
         print("==", *(f"{name}={value}" for name, value in variables.items()), "python", *arguments, flush=True)
         start = time.perf_counter()
         finished = subprocess.run(
@@ -59,7 +60,7 @@ class Environment:
             text=True,
             check=False,
         )
-        print(*finished.stdout.splitlines()[:5], f"({time.perf_counter() - start:.1f} s)", sep="\n", flush=True)
+        print(*finished.stdout.splitlines()[:shown], f"({time.perf_counter() - start:.1f} s)", sep="\n", flush=True)
         if finished.returncode != 0:
             sys.exit(f"failed with exit status {finished.returncode}")
         return finished.stdout
@@ -93,6 +94,8 @@ def main(wheel: str) -> None:
             loss = float(environment.run_on(driver, "first.py").split(maxsplit=1)[0])
             if not loss < 0.5:
                 sys.exit(f"the first program ends with a loss of {loss} on {driver!r}, but it must be less than 0.5")
+        home = str(environment.folder / "home")
+        environment.run("-m", "torch_backplane", "doctor", shown=None, HOME=home, XDG_CACHE_HOME=home)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ if os.environ.get("DEVICE_PER_RANK") == "1":
 
 
 def start(backend=None, **options):
+    ready = dist.FileStore(os.environ["STORE"] + ".ready", size)  # the timeout of a group is short in some tests
+    ready.set(str(rank), "")
+    ready.wait([str(one) for one in range(size)])
     dist.init_process_group(backend, init_method="file://" + os.environ["STORE"], rank=rank, world_size=size, **options)
 
 
