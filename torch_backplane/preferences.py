@@ -23,7 +23,7 @@ DEFAULT = "default"
 # hardware that the device's driver provides, such as CLBlast and VkFFT on OpenCL. "generated" is Backplane's kernels.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
-    "convolutions": ("host", "generated"),
+    "convolutions": ("host", "driver", "generated"),
     "attention": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),

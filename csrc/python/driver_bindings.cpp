@@ -14,6 +14,7 @@
 #include "devices/shutdown.h"
 #include "drivers/cuda/cublas.h"
 #include "drivers/cuda/cuda_launcher.h"
+#include "drivers/cuda/cudnn.h"
 #include "drivers/cuda/cufft.h"
 #include "drivers/cuda/cusolver.h"
 #include "drivers/cuda/nccl.h"
@@ -143,6 +144,15 @@ void bind_drivers(py::module_& module) {
   module.def(
       "cublas_prepare", &cuda::cublas_prepare, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
       "Make cuBLAS ready for a CUDA device, and return a status of the routine.");
+  module.def("cudnn_functions", &cuda::cudnn_functions, "Return the names of the functions of cuDNN that are used.");
+  module.def(
+      "cudnn_convolutions", &cuda::cudnn_convolutions, py::arg("functions"), py::arg("index"),
+      "Return the addresses of the convolution routines for a CUDA device, by dtype name, from those of cuDNN's "
+      "functions.");
+  module.def(
+      "cudnn_workspace", &cuda::cudnn_workspace, py::arg("index"), py::arg("dtype"), py::arg("integers"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Return a status of the routine and its bytes of workspace. `integers`: those of the family, in its order.");
   module.def("cufft_functions", &cuda::cufft_functions, "Return the names of the functions of cuFFT that are used.");
   module.def(
       "cufft_transforms", &cuda::cufft_transforms, py::arg("functions"), py::arg("index"),

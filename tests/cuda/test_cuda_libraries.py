@@ -72,7 +72,7 @@ for _ in range(2):
     torch.testing.assert_close(y.cpu(), torch.fft.rfft(x.cpu() @ w.cpu()), rtol=1e-5, atol=1e-4)
 print(drivers.device(0).properties.software.partition("cuBLAS")[2])
 """
-    assert run(PREAMBLE + code) == " 13.0, cuFFT 12.0, cuSOLVER 12.0, NCCL 2.29\n"
+    assert run(PREAMBLE + code) == " 13.0, cuDNN 9.0, cuFFT 12.0, cuSOLVER 12.0, NCCL 2.29\n"
 
 
 def test_products_of_any_layout(run: Run) -> None:
@@ -379,17 +379,20 @@ def test_doctor_names_missing_and_unusable_libraries(result: Result) -> None:
 import torch
 from torch_backplane import drivers
 print((torch.ones(2, 2, device="bp") @ torch.ones(2, 2, device="bp")).tolist(), drivers.device(0).libraries)
-print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-4:-1]), sep="\\n")
+print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-5:-1]), sep="\\n")
 """,
         TORCH_BACKPLANE_CUBLAS_LIBRARY="none",
         TORCH_BACKPLANE_CUFFT_LIBRARY="/nowhere/libcufft.so.12",
+        TORCH_BACKPLANE_CUDNN_LIBRARY="none",
         TORCH_BACKPLANE_CUSOLVER_LIBRARY="none",
     )
     assert finished.returncode == 0, finished.stderr
-    product, first, second, third = finished.stdout.splitlines()
+    product, first, of_cudnn, second, third = finished.stdout.splitlines()
     assert product == "[[2.0, 2.0], [2.0, 2.0]] ()"
     off = "switched off by TORCH_BACKPLANE_CUBLAS_LIBRARY: generated kernels compute matrix products, and the CPU"
     assert first == f"True cuBLAS {off} solves triangular systems|"
+    off = "switched off by TORCH_BACKPLANE_CUDNN_LIBRARY: generated kernels compute convolutions"
+    assert of_cudnn == f"True cuDNN {off}|"
     assert second.startswith("False cuFFT is not used: OSError: /nowhere/libcufft.so.12: cannot open")
     assert second.endswith("|pip install --force-reinstall nvidia-cufft")
     off = "switched off by TORCH_BACKPLANE_CUSOLVER_LIBRARY: the CPU computes decompositions and solutions of linear"
@@ -408,7 +411,7 @@ for blas, other, cuda in (("13", "12", (12, 4)), ("12", "11", (12, 4)), ("12", "
     for name in ("cufft", "cusolver"):
         os.environ[f"TORCH_BACKPLANE_{name.upper()}_LIBRARY"] = str(folder / f"lib{name}.so.{other}")
     loaded = load_all(cuda)
-    *findings, _ = loaded.findings  # the last is of NCCL
+    findings = [one for one in loaded.findings if one.what not in ("cuDNN", "NCCL")]
     print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in findings), loaded.versions, sep=";")
 os.environ["TORCH_BACKPLANE_CUFFT_LIBRARY"] = str(folder / "libcublas.so.13")
 print(load(cufft.PRODUCT, (13, 0)).finding.found)
@@ -418,7 +421,8 @@ from cuda import pathfinder
 pathfinder.load_nvidia_dynamic_lib = lambda name: types.SimpleNamespace(abs_path=str(folder / f"lib{name}.so.13"))
 print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
 """
-    newer, same, older, other, both = run(code, TORCH_BACKPLANE_NCCL_LIBRARY="none").splitlines()
+    without = {f"TORCH_BACKPLANE_{name}_LIBRARY": "none" for name in ("CUDNN", "NCCL")}
+    newer, same, older, other, both = run(code, **without).splitlines()
     of = "is not used: it is for CUDA 13, and NVIDIA's driver supports CUDA 12"
     assert newer == (
         f"False cuBLAS version 13.0 {of}|pip install nvidia-cublas-cu12;"
@@ -482,7 +486,8 @@ from torch_backplane import drivers
 for library in drivers.device(0).libraries:
     print(*(library.explain(status) for status in (2, 3, 99, -2)), sep=";")
 """
-    of_cublas, of_cufft, of_cusolver = run(code).splitlines()
+    of_cublas, of_cudnn, of_cufft, of_cusolver = run(code).splitlines()
+    assert of_cudnn.startswith("see cudnn_graph.h;see cudnn_graph.h;see cudnn_graph.h;CUDA_ERROR_OUT_OF_MEMORY (2): ")
     assert of_cublas.startswith(
         "see cublas_api.h;CUBLAS_STATUS_ALLOC_FAILED: not enough memory for cuBLAS;see cublas_api.h;"
         "CUDA_ERROR_OUT_OF_MEMORY (2): "

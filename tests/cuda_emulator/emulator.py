@@ -1,5 +1,7 @@
-"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuSOLVER, cuFFT and NCCL. CUDA programs run
-without a GPU. Of NVML and the other libraries, it has the functions that the CUDA driver of Backplane calls.
+"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuDNN, cuFFT, cuSOLVER and NCCL.
+
+CUDA programs run without a GPU. Of NVML and the other libraries, it has the functions that the CUDA driver of Backplane
+calls.
 
 `load()` loads the libraries into this process; cuda-bindings then uses them. `environment()` returns the variables with
 which other programs do. As a command, this runs a program with these variables, or prints the libraries' folder:
@@ -56,8 +58,14 @@ _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp"
 # The sources of libraries that are linked with libcuda, and their names for CUDA 13 and 12.
 _CUBLAS, _CUFFT = ("libcublas.so.13", "libcublas.so.12"), ("libcufft.so.12", "libcufft.so.11")
 _CUSOLVER = ("libcusolver.so.12", "libcusolver.so.11")
-_NCCL = ("libnccl.so.2",)
-_CLIENTS = {"cublas.cpp": _CUBLAS, "cufft.cpp": _CUFFT, "cusolver.cpp": _CUSOLVER, "nccl.cpp": _NCCL}
+_CUDNN, _NCCL = ("libcudnn.so.9",), ("libnccl.so.2",)
+_CLIENTS = {
+    "cublas.cpp": _CUBLAS,
+    "cudnn.cpp": _CUDNN,
+    "cufft.cpp": _CUFFT,
+    "cusolver.cpp": _CUSOLVER,
+    "nccl.cpp": _NCCL,
+}
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
 
 
@@ -98,10 +106,11 @@ def environment() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Return the environment variables with which Backplane uses the emulated cuBLAS, cuFFT, cuSOLVER and NCCL."""
+    """Return the environment variables with which Backplane uses the emulated libraries, from cuBLAS to NCCL."""
     folder = library_folder()
     return {
         "TORCH_BACKPLANE_CUBLAS_LIBRARY": str(folder / _CUBLAS[0]),
+        "TORCH_BACKPLANE_CUDNN_LIBRARY": str(folder / _CUDNN[0]),
         "TORCH_BACKPLANE_CUFFT_LIBRARY": str(folder / _CUFFT[0]),
         "TORCH_BACKPLANE_CUSOLVER_LIBRARY": str(folder / _CUSOLVER[0]),
         "TORCH_BACKPLANE_NCCL_LIBRARY": str(folder / _NCCL[0]),

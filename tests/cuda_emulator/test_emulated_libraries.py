@@ -1,4 +1,4 @@
-"""Tests the emulated cuBLAS and cuFFT: which arguments they refuse, and the order of their work in streams."""
+"""Tests the emulated libraries: which arguments they refuse, and the order of their work in streams."""
 
 from __future__ import annotations
 
@@ -398,3 +398,52 @@ def test_triangular_systems(cublas: Call) -> None:
         {"b_columns": 1}, {"a": host}, {"b": host},
     ):  # fmt: skip
         assert solve(**changed) == INVALID_VALUE, changed
+
+
+# --- cuDNN -----------------------------------------------------------------------------------------------------------
+
+# cudnnBackendDescriptorType_t, cudnnBackendAttributeType_t and cudnnStatus_t
+CONVOLUTION, TENSOR, DATA_TYPE, INT64, DESCRIPTOR = 1, 17, 1, 3, 15
+BAD_PARAM, NOT_FINALIZED, SIZE_INSUFFICIENT, WRONG_TYPE, UNSUPPORTED_LAYOUT = 2000, 2004, 2006, 2010, 3004
+
+
+@pytest.fixture
+def cudnn(libraries: Path) -> Call:
+    return caller(ctypes.CDLL(str(libraries / "libcudnn.so.9")))
+
+
+def descriptor(cudnn: Call, kind: int) -> int:
+    made = ctypes.c_uint64()
+    assert cudnn("cudnnBackendCreateDescriptor", kind, ctypes.byref(made)) == 0
+    return made.value
+
+
+def set_attribute(cudnn: Call, of: int, name: int, kind: int, *values: int) -> int:
+    number = ctypes.c_int if kind == DATA_TYPE else ctypes.c_int64
+    return cudnn("cudnnBackendSetAttribute", of, name, kind, len(values), (number * len(values))(*values))
+
+
+def finalized_tensor(cudnn: Call, *, sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """The descriptor and the status of its finalization."""
+    made = descriptor(cudnn, TENSOR)
+    for name, kind, values in ((900, INT64, (16,)), (901, DATA_TYPE, (0,)), (902, INT64, sizes), (903, INT64, strides)):
+        assert set_attribute(cudnn, made, name, kind, *values) == 0
+    assert cudnn("cudnnBackendFinalize", made) == BAD_PARAM  # without an identity
+    assert set_attribute(cudnn, made, 906, INT64, 7) == 0
+    return made, cudnn("cudnnBackendFinalize", made)
+
+
+def test_descriptors_check_their_attributes(cudnn: Call) -> None:
+    tensor, status = finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 1, 15, 3))
+    assert status == 0
+    assert set_attribute(cudnn, tensor, 906, INT64, 8) == BAD_PARAM  # it is final
+    assert finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 20, 5))[1] == SIZE_INSUFFICIENT
+    assert finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 20, 6, 1))[1] == UNSUPPORTED_LAYOUT
+    assert set_attribute(cudnn, descriptor(cudnn, TENSOR), 901, INT64, 0) == WRONG_TYPE
+    convolution = descriptor(cudnn, CONVOLUTION)
+    operation = descriptor(cudnn, 10)
+    assert set_attribute(cudnn, operation, 702, DESCRIPTOR, convolution) == NOT_FINALIZED
+    assert set_attribute(cudnn, operation, 704, DESCRIPTOR, tensor) == 0
+    assert cudnn("cudnnBackendDestroyDescriptor", tensor) == 0
+    assert cudnn("cudnnBackendDestroyDescriptor", tensor) == BAD_PARAM
+    assert set_attribute(cudnn, operation, 704, DESCRIPTOR, tensor) == BAD_PARAM

@@ -26,7 +26,7 @@ TESTS = {
 }
 
 # `pytest --on cuda` tests what happens without these libraries, unless the variables name them.
-LIBRARIES = tuple(f"TORCH_BACKPLANE_{name}_LIBRARY" for name in ("CUBLAS", "CUSOLVER", "CUFFT", "NCCL"))
+LIBRARIES = tuple(f"TORCH_BACKPLANE_{name}_LIBRARY" for name in ("CUBLAS", "CUDNN", "CUSOLVER", "CUFFT", "NCCL"))
 
 EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
 

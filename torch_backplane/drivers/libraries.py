@@ -73,7 +73,16 @@ FAMILIES: Mapping[str, Family] = {
         memory=("a", "values", "info"),
         integers=("vectors", "upper", "batch", "n"),
     ),
-    "convolution": Family("convolutions"),
+    "convolution": Family(
+        "convolutions",
+        memory=("out", "a", "b"),
+        integers=(
+            "kind", "channels_last", "groups", "batch", "image_channels", "channels",
+            "image_depth", "image_height", "image_width", "window_depth", "window_height", "window_width",
+            "stride_depth", "stride_height", "stride_width", "padding_depth", "padding_height", "padding_width",
+            "dilation_depth", "dilation_height", "dilation_width",
+        ),
+    ),
     "attention": Family("attention"),
     "rnn": Family("recurrent layers"),
     "sort": Family("sorting"),
@@ -87,6 +96,14 @@ class Transform(IntEnum):
     COMPLEX = 0
     REAL_TO_HALF = 1
     HALF_TO_REAL = 2
+
+
+class Convolution(IntEnum):
+    """The `kind` of a convolution routine: what it computes from what."""
+
+    VALUES = 0  # a convolution: from the image and the weight
+    IMAGE = 1  # the gradient of the image, or a transposed convolution: from the values and the weight
+    WEIGHT = 2  # the gradient of the weight: from the values and the image
 
 
 class MatrixOperation(IntEnum):

@@ -8,12 +8,13 @@ convolution is the gradient of another convolution, so it uses the same function
 - Elsewhere, patches are stored in memory, for a part of a large batch at a time.
 - Tuning also tries Winograd's algorithm (`kernels/templates/winograd.py`) for 3 × 3 windows.
 - PyTorch's CPU kernels are a candidate if the host can access the device's memory and oneDNN supports the dtype.
+- A library of the device's driver is a candidate if there is one (`library_convolutions.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,13 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
+from torch_backplane.operators import library_convolutions
 from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
 from torch_backplane.planning import (
     Call,
     Candidate,
     Candidates,
+    Convolution,
     RunOnCPU,
     call_on_cpu,
     costs,
@@ -69,9 +72,16 @@ def convolution(
         raise RunOnCPU("a transposed convolution with an empty result or an empty weight")
     layout = _layout(self, weight)
     operands = {"input": self, "weight": weight, "bias": bias}
+    kind = Convolution.IMAGE if transposed else Convolution.VALUES
     library, form = "", ""
     if meta.numel() and self.numel():
-        library, form = _choose("Convolution", operands, settings, (meta, self) if transposed else (self, meta))
+        sides = (meta, self) if transposed else (self, meta)
+        library, form, described = _choose("Convolution", operands, settings, sides, (kind,))
+        if library == "driver":
+            out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
+            compute = partial(library_convolutions.compute, described, kind, out, self, weight)
+            if convolutions.tries("driver", self, compute):
+                return out if bias is None else out.add_(bias.view(-1, *(1 for _ in meta.shape[2:])))
     if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
         call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
@@ -116,22 +126,30 @@ def convolution_backward(
     layout = _layout(self, weight)
     operands = {"grad": grad, "input": self, "weight": weight}
     library, form = "", ""
+
+    def empty_results(made_in: torch.memory_format) -> tuple[torch.Tensor | None, ...]:
+        return (
+            torch.empty_like(self, memory_format=made_in) if output_mask[0] else None,
+            torch.empty_like(weight, memory_format=made_in) if output_mask[1] else None,
+            grad.new_empty(grad.shape[1]) if output_mask[2] else None,
+        )
+
     if grad.numel() and self.numel():
         sides = (grad, self) if transposed else (self, grad)
-        library, form = _choose("ConvolutionBackward", operands, settings, sides, output_mask)
-    host = library == "host"
-    if not host:
-        grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
-    made_in = layout if host else torch.contiguous_format
-    results = (
-        torch.empty_like(self, memory_format=made_in) if output_mask[0] else None,
-        torch.empty_like(weight, memory_format=made_in) if output_mask[1] else None,
-        grad.new_empty(grad.shape[1]) if output_mask[2] else None,
-    )
-    if host:
+        of_self = Convolution.VALUES if transposed else Convolution.IMAGE
+        kinds = [kind for kind, wanted in zip((of_self, Convolution.WEIGHT), output_mask, strict=False) if wanted]
+        library, form, described = _choose("ConvolutionBackward", operands, settings, sides, kinds, output_mask)
+        if library == "driver":
+            results = empty_results(layout)
+            compute = partial(_backward_by_driver, results, described, grad, self, weight, transposed)
+            if convolutions.tries("driver", self, compute):
+                return results
+    results = empty_results(layout if library == "host" else torch.contiguous_format)
+    if library == "host":
         of = dict(zip(("of_input", "of_weight", "of_bias"), results, strict=True))
         call_on_cpu(torch.ops.backplane.host_convolution_backward.default, grad, self, weight, *settings, **of)
         return results
+    grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     self_grad, weight_grad, bias_grad = results
     if not grad.numel() or not self.numel():
         for result in (self_grad, weight_grad):
@@ -147,12 +165,35 @@ def convolution_backward(
         if weight_grad is not None:
             _weight_grad(weight_grad, values, image, groups, windows)
     if bias_grad is not None:
-        torch.sum(grad, [0, *range(2, grad.dim())], out=bias_grad)
+        _sum_to_bias(bias_grad, grad)
     return (
         None if self_grad is None else self_grad.contiguous(memory_format=layout),
         None if weight_grad is None else weight_grad.contiguous(memory_format=layout),
         bias_grad,
     )
+
+
+def _sum_to_bias(bias_grad: torch.Tensor, grad: torch.Tensor) -> None:
+    torch.sum(grad, [0, *range(2, grad.dim())], out=bias_grad)
+
+
+def _backward_by_driver(
+    results: Sequence[torch.Tensor | None],
+    described: library_convolutions.Described,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    transposed: bool,
+) -> None:
+    self_grad, weight_grad, bias_grad = results
+    if self_grad is not None:
+        kind = Convolution.VALUES if transposed else Convolution.IMAGE
+        library_convolutions.compute(described, kind, self_grad, grad, weight)
+    if weight_grad is not None:
+        values, image = (self, grad) if transposed else (grad, self)
+        library_convolutions.compute(described, Convolution.WEIGHT, weight_grad, values, image)
+    if bias_grad is not None:
+        _sum_to_bias(bias_grad, grad)
 
 
 def _host_refuses(self: torch.Tensor) -> str | None:
@@ -161,12 +202,12 @@ def _host_refuses(self: torch.Tensor) -> str | None:
     return host_refuses(self)
 
 
-def _forms(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sequence[str]:
+def _forms(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows, *rest: Any) -> Sequence[str]:
     """Alternative forms of the generated kernels."""
     return [_WINOGRAD] if winograd.takes(w.window, w.stride, w.dilation) else []
 
 
-def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
+def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows, *rest: Any) -> int:
     """Bytes of intermediate results that kernels need for one image."""
     dtype = value_dtype(self.dtype)
     of_values, of_group = weight.shape[0], weight.shape[1]
@@ -182,7 +223,7 @@ _WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
-def _multiplications(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
+def _multiplications(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows, *rest: Any) -> int:
     return self.shape[0] * math.prod(w.places) * weight.numel()
 
 
@@ -192,6 +233,12 @@ convolutions = Candidates(
         "host",
         lambda self, *described: _host_refuses(self),
         cost=lambda self, *described: costs.on_host("convolutions", self.dtype, _multiplications(self, *described)),
+    ),
+    Candidate(
+        "driver",
+        lambda self, *described: library_convolutions.why_not(self, *described[-1:]),
+        cost=lambda self, *described: library_convolutions.cost(self, *described[-1:]),
+        workspace=lambda form, self, *described: library_convolutions.workspace(self, described[-1]),
     ),
     Candidate(
         "generated",
@@ -207,10 +254,14 @@ def _choose(
     operands: Mapping[str, torch.Tensor | None],
     settings: Sequence[Any],
     sides: tuple[torch.Tensor, torch.Tensor],
+    kinds: Iterable[Convolution],
     mask: Sequence[bool] = (),
-) -> tuple[str, str]:
-    """The library that computes the call, and its form ("" for the default one). `sides` are tensors of the shapes of
-    the image and of the values.
+) -> tuple[str, str, library_convolutions.Described]:
+    """The library that computes the call, its form ("" for the default one), and the call for a library of the driver.
+
+    Args:
+        sides: tensors of the shapes of the image and of the values.
+        kinds: what is computed.
     """
     input, weight = operands["input"], operands["weight"]
     assert input is not None
@@ -218,9 +269,14 @@ def _choose(
 
     named = dict(zip(_SETTINGS, settings, strict=True)) | ({"mask": mask} if mask else {})
     problem = partial(tuning.Problem.of, name, input.dtype, **operands, **named)
-    windows = _windows(*sides, weight, *settings[:3])
-    library, _, form = convolutions.choose(input, weight, settings[-1], windows, problem=problem).partition("/")
-    return library, form
+    (image, values), groups = sides, settings[-1]
+    windows = _windows(image, values, weight, *settings[:3])
+    described = library_convolutions.Described(
+        tuple(kinds), image.shape[0], image.shape[1], values.shape[1], groups, windows, _layout(input, weight)
+    )
+    chosen = convolutions.choose(input, weight, groups, windows, described, problem=problem)
+    library, _, form = chosen.partition("/")
+    return library, form, described
 
 
 def _settings(operands: tuning.Operands) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ Imported when a device that runs kernels is discovered. The planners themselves 
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
-from torch_backplane.drivers.libraries import MatrixOperation, Transform
+from torch_backplane.drivers.libraries import Convolution, MatrixOperation, Transform
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
@@ -39,6 +39,7 @@ __all__ = [
     "Call",
     "Candidate",
     "Candidates",
+    "Convolution",
     "LibraryCall",
     "LibraryFunction",
     "MatrixOperation",

@@ -64,14 +64,13 @@ int fault_of(const char* name) {
   const std::string key = plain(name);
   ++all.counts[key];
   const auto [begin, end] = all.faults.equal_range(key);
-  for (auto at = begin; at != end; ++at) {
-    if (at->second.remaining-- == 0) {
-      const int error = at->second.error;
-      all.faults.erase(at);
-      return error;
-    }
+  int error = 0;
+  for (auto at = begin; at != end;) { // each fault counts this call
+    const bool is_due = at->second.remaining-- == 0;
+    error = is_due ? at->second.error : error;
+    at = is_due ? all.faults.erase(at) : std::next(at);
   }
-  return 0;
+  return error;
 }
 
 // --- for tests -------------------------------------------------------------------------------------------------------
