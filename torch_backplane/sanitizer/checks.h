@@ -90,7 +90,7 @@ uint32_t launch_number = 0, group_run = 0;
 uint32_t group_items = 1;
 uint32_t self = 0;  // the number of the item in the launch, group after group
 uint16_t global_epoch = 0, local_epoch = 0;  // number of barriers with the flag that the group has passed
-std::vector<uint16_t> subgroup_epochs;       // number of its own barriers that each subgroup of the group has passed
+std::vector<uint16_t> subgroup_epochs;       // barriers of subgroups that each one has passed
 
 inline bool is_apart(const Visit& one) {
   return one.item / group_items != group;
