@@ -206,7 +206,7 @@ class DeviceCachingAllocator {
   void return_memory(const std::optional<MemorySource>& source, void* memory, size_t bytes, c10::StreamId stream);
   void check_takes_any_memory() const;
   Segment* detach(Segment* segment, const Context& context);
-  void give_back(Lock& lock, const std::vector<Segment*>& segments);
+  void give_back(Lock& lock, const std::vector<Segment*>& more, std::exception_ptr failure = nullptr);
   void collect_garbage(Lock& lock, const Context& context);
   bool release_oversize(Lock& lock, const Request& request);
   bool release_cached(Lock& lock, c10::MempoolId_t pool, const Context& context);

@@ -139,10 +139,7 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
         unused.push_back(empty);
       }
     }
-    give_back(lock, unused);
-    if (failure != nullptr) {
-      std::rethrow_exception(failure);
-    }
+    give_back(lock, unused, failure);
     return nullptr;
   }
   for (Block* block : to_map) {
@@ -260,10 +257,7 @@ void DeviceCachingAllocator::unmap_free_pages(
       unused.push_back(empty);
     }
   }
-  give_back(lock, unused);
-  if (failure != nullptr) {
-    std::rethrow_exception(failure);
-  }
+  give_back(lock, unused, failure);
 }
 
 } // namespace backplane

@@ -205,27 +205,27 @@ Segment* DeviceCachingAllocator::detach(Segment* segment, const Context& context
 }
 
 // Returns detached segments to the device: `more` and those that were deferred. Inside a driver call it defers them. A
-// segment that the device fails to take back counts as returned, since nothing can use it. Throws the first failure.
-void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& more) {
+// segment that the device fails to take back counts as returned, since nothing can use it. Throws the first failure,
+// which can be an earlier one: `failure`.
+void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& more, std::exception_ptr failure) {
   unreturned_.insert(unreturned_.end(), more.begin(), more.end());
-  if (unreturned_.empty() || inside_driver_call()) {
-    return;
-  }
-  const std::vector<Segment*> segments = std::exchange(unreturned_, {});
-  std::exception_ptr failure;
-  outside(lock, [&] {
-    for (Segment* segment : segments) {
-      try {
-        if (segment->is_expandable()) {
-          device_.unreserve(segment->begin(), segment->bytes());
-        } else {
-          return_memory(segment->source, segment->begin(), segment->bytes(), segment->stream);
+  std::vector<Segment*> segments;
+  if (!unreturned_.empty() && !inside_driver_call()) {
+    segments.swap(unreturned_);
+    outside(lock, [&] {
+      for (Segment* segment : segments) {
+        try {
+          if (segment->is_expandable()) {
+            device_.unreserve(segment->begin(), segment->bytes());
+          } else {
+            return_memory(segment->source, segment->begin(), segment->bytes(), segment->stream);
+          }
+        } catch (const std::exception&) {
+          failure = failure == nullptr ? std::current_exception() : failure;
         }
-      } catch (const std::exception&) {
-        failure = failure == nullptr ? std::current_exception() : failure;
       }
-    }
-  });
+    });
+  }
   for (Segment* segment : segments) {
     if (!segment->is_expandable()) {
       reserved_ -= segment->bytes();

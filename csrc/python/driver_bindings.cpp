@@ -135,6 +135,9 @@ void bind_drivers(py::module_& module) {
   module.def(
       "cuda_context", &cuda::context, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
       "Return a CUresult and the primary context of a device of cuda_launcher.");
+  module.def(
+      "cuda_failed_call", &cuda::take_failed_call, py::arg("status"),
+      "Return the name of the function of libcuda that has failed with a CUresult in this thread, or \"\".");
   module.def("cuda_sleep", &cuda::sleep, py::arg("index"), py::arg("stream"), py::arg("milliseconds"));
   module.def("cublas_functions", &cuda::cublas_functions, "Return the names of the functions of cuBLAS that are used.");
   module.def(

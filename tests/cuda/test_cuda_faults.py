@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+import torch_backplane
+from torch_backplane import _C
 
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -107,6 +113,71 @@ print((x + 1).tolist())
     assert works == "[1.0, 2.0, 3.0]"
 
 
+def entry_points() -> set[str]:
+    """Returns the functions of libcuda that the driver calls, in C++ and with cuda-bindings, without their versions."""
+    sources = Path(torch_backplane.__file__).parent.joinpath("drivers", "cuda").rglob("*.py")
+    with_bindings = re.findall(r"\bcuda\.(cu[A-Z]\w+)", "\n".join(one.read_text(encoding="utf-8") for one in sources))
+    return {name.partition("_v")[0] for name in (*_C.cuda_functions(), *with_bindings)}
+
+
+# Called once: at discovery, or when the context is made.
+OF_DISCOVERY = (
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetPCIBusId", "cuDeviceGetName",
+    "cuDeviceTotalMem", "cuDeviceGetAttribute", "cuMemGetAllocationGranularity",
+)  # fmt: skip
+# Not called again in the program.
+UNCHECKED = {
+    "cuGetErrorString": "only after errors, whose message is then shorter",
+    "cuDevicePrimaryCtxRetain": "only once; see CALLS",
+    "cuUserObjectRelease": "only if cuGraphRetainUserObject has failed",
+}
+# What fails without a message.
+QUIET = {
+    "cuCtxPopCurrent": "a destructor makes the previous context current again",
+    "cuEventDestroy": "destructors",
+    "cuGraphDestroy": "destructors",
+    "cuGraphExecDestroy": "destructors",
+    "cuModuleUnload": "finalizers of kernels",
+    "cuStreamDestroy": "destructors",
+    "cuThreadExchangeStreamCaptureMode": "without it, the library's own call fails in a capture",
+    "cuIpcCloseMemHandle": "destructors",
+}
+
+
+@pytest.mark.timeout(1000)
+def test_every_call_fails_once(result: Result) -> None:
+    """While a program trains, captures and shares memory. It says which call of CUDA has failed, and then continues."""
+    folder = str(Path(__file__).parent)
+    finished = result(f"import sys; sys.path.insert(0, {folder!r}); import every_call; every_call.main()", timeout=900)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    lines = [json.loads(line) for line in finished.stdout.splitlines()]
+    known = entry_points()
+    seen = [line for line in lines if line[1] in known]
+    assert known - {line[1] for line in seen} - set(OF_DISCOVERY) - set(UNCHECKED) == set()
+    assert [line for line in seen if line[3] != []] == []
+    answers = {(part, name): "\n".join(said) for part, name, said, _ in seen}
+    words = r"{} answered CUDA_ERROR_OPERATING_SYSTEM \(304\): OS call failed"
+    wrong = {
+        which: said for which, said in answers.items()
+        if not re.search(words.format(which[1]), said) and (said or which[1] not in QUIET)
+    }  # fmt: skip
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("call", OF_DISCOVERY)
+def test_calls_of_discovery_fail_with_a_message(result: Result, call: str) -> None:
+    finished = result("""
+import torch
+try:
+    print(torch.ones(2, device="bp").tolist())
+except Exception as error:
+    print(error)
+""", CUDA_EMULATOR_FAULTS=f"{call}:1:304")
+    assert finished.returncode == 0, finished.stderr
+    said = finished.stdout + finished.stderr
+    assert f"{call} answered CUDA_ERROR_OPERATING_SYSTEM (304)" in said
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [("cuLaunchKernel", 719), ("cuStreamSynchronize", 709), ("cuMemcpyDtoHAsync", 700), ("cuGraphLaunch", 214)],
@@ -122,6 +193,52 @@ def test_a_lost_device_raises_the_same_error_at_every_use(result: Result, call: 
     assert f"{call} answered " in errors[0]
     assert f"({error})" in errors[0]
     assert set(errors) == {errors[0]}
+
+
+TRAINING = """
+import gc, torch
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 8), torch.randn(64, 1)
+saved, losses = None, []
+
+def train(device, steps):
+    global saved
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).to(device)
+    if saved is not None:
+        model.load_state_dict(saved)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    a, b = x.to(device), y.to(device)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(a), b)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        saved = {name: one.cpu() for name, one in model.state_dict().items()}
+
+errors = []
+uses = [lambda: train("bp:0", 50), torch.bp.synchronize, lambda: torch.ones(3, device="bp:0"), torch.bp.empty_cache]
+for use in uses:
+    try:
+        use()
+    except torch.AcceleratorError as error:
+        errors.append(str(error))
+    gc.collect()
+before = len(losses)
+train("bp:1", 30)
+print(errors[0].splitlines()[0])
+print(len(errors), len(set(errors)), 2 < before < 50, losses[-1] < losses[before] < losses[0])
+"""
+
+
+def test_training_continues_on_another_device_after_a_sticky_error(result: Result) -> None:
+    finished = result(TRAINING, CUDA_EMULATOR_FAULTS="(kernel):150:700")
+    assert finished.returncode == 0, finished.stderr
+    error, outcome = finished.stdout.splitlines()
+    assert error.startswith("bp:0 (Emulated CUDA device 0) was lost while ")
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in error
+    assert outcome == "3 1 True True"
 
 
 def test_an_illegal_access_loses_the_device(result: Result) -> None:

@@ -50,7 +50,7 @@ def test_a_graph_that_cannot_be_updated_is_made_again(result: Result) -> None:
     finished = result(GRAPH, CUDA_EMULATOR_FAULTS="cuGraphExecKernelNodeSetParams:1:910")
     assert finished.stdout == "works\n", finished.stderr
     failed = result(GRAPH, CUDA_EMULATOR_FAULTS="cuGraphExecKernelNodeSetParams:1:910,cuGraphInstantiateWithFlags:2:2")
-    assert "launching a graph: cuGraphInstantiateWithFlags, or a call that adds a node, answered" in failed.stderr
+    assert "launching a graph: cuGraphInstantiateWithFlags answered" in failed.stderr
     assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in failed.stderr
 
 

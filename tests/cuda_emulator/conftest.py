@@ -47,7 +47,7 @@ def second(context: int) -> int:
     return int(api.result("cuDevicePrimaryCtxRetain", 1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_apart(libraries: Path) -> Callable[..., str]:
     """Return a function that runs a script in another process with environment variables, and returns its output."""
 
@@ -56,7 +56,7 @@ def run_apart(libraries: Path) -> Callable[..., str]:
         variables = {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]), **variables}
         done = subprocess.run(
             [sys.executable, "-c", "import driver_api as api\n" + script],
-            env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

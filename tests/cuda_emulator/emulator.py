@@ -23,12 +23,19 @@ Environment variables of the libraries:
                                 «(kernel)» is the execution of a kernel. Functions of the other libraries can fail, too.
     CUDA_EMULATOR_NCCL_VERSION  what ncclGetVersion returns (22900)
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
+    CUDA_EMULATOR_CHECKS        1: check bounds to the byte, races and barriers of kernels; «report»: only report them
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
 
 Kernels run in the kernel interpreter (torch_backplane/interpreter/), one block after another. It checks each memory
 access. Differences to a GPU: the host can access device memory, a grid cannot synchronize, and PTX of other compilers
 cannot be loaded.
+
+CUDA_EMULATOR_CHECKS finds what memcheck, racecheck and synccheck of NVIDIA's compute-sanitizer find, and races on
+global memory. Findings go to the standard error output, and the launch fails: with CUDA_ERROR_ILLEGAL_ADDRESS or
+CUDA_ERROR_MISALIGNED_ADDRESS (memcheck), or with CUDA_ERROR_LAUNCH_FAILED (racecheck, synccheck). With «report»
+launches succeed, and only threads with illegal accesses end. Global memory has the bounds of its allocations;
+`check_blocks()` makes those of tensors known.
 """
 
 from __future__ import annotations
@@ -44,6 +51,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 _SOURCES = _HERE / "src"
@@ -53,6 +61,7 @@ from torch_backplane.interpreter import library  # noqa: E402
 from torch_backplane.interpreter.cuda_cpp import CudaCpp  # noqa: E402
 
 _INTERPRETER = Path(library.__file__).parent
+_SANITIZER = _INTERPRETER.parent / "sanitizer"
 _RUNTIME = "libcuda_emulator_kernels.so"
 _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
 # The sources of libraries that are linked with libcuda, and their names for CUDA 13 and 12.
@@ -79,7 +88,7 @@ def library_folder() -> Path:
         RuntimeError: the compiler has failed. The message is its output.
     """
     language = CudaCpp()
-    inputs = [*sorted(_SOURCES.iterdir()), *sorted(_INTERPRETER.glob("*")), Path(__file__)]
+    inputs = [*sorted(_SOURCES.iterdir()), *sorted(_INTERPRETER.glob("*")), _SANITIZER / "checks.h", Path(__file__)]
     digest = hashlib.sha256(f"{_SOURCES} {language.version()}".encode())  # the compiler reads headers there
     for one in filter(Path.is_file, inputs):
         digest.update(one.name.encode() + one.read_bytes())
@@ -125,6 +134,21 @@ def load() -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "libcuda.so.1"))
 
 
+def check_blocks(resolve: Any = None) -> None:
+    """Check kernels of this process for accesses outside of the tensors' storages that are their arguments.
+
+    `resolve` finds the bounds in place of the allocator: `Resolve` of torch_backplane.sanitizer.device.
+
+    Needs CUDA_EMULATOR_CHECKS, and libcuda as the library of the CUDA driver of Backplane. Disables the cache of its
+    allocator: freed memory has no known bounds, and a kernel can wait for its compiler longer than a block is in use.
+    """
+    from torch_backplane import _C
+    from torch_backplane.sanitizer.device import RESOLVE
+
+    _C._memory_enable_caching(False)
+    load().emulator_resolve_bounds(resolve or RESOLVE)
+
+
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_backplane" / "cuda_emulator"
 
@@ -138,7 +162,8 @@ def _processor_options() -> list[str]:
 
 def _build(folder: Path, language: CudaCpp) -> None:
     compiler = language.compiler()
-    runtime = [f"-I{_INTERPRETER}", f"-I{_SOURCES}", f'-DOBSERVER="{_SOURCES / "kernel_observer.h"}"']
+    folders = [f"-I{one}" for one in (_INTERPRETER, _SOURCES, _SANITIZER)]
+    runtime = [*folders, f'-DOBSERVER="{_SOURCES / "kernel_observer.h"}"']
     _run(
         compiler, *library.RUNTIME_OPTIONS, "-O2", "-w", "-fPIC", "-shared", f"-Wl,-soname,{_RUNTIME}", *runtime,
         str(_INTERPRETER / "runtime.cpp"), "-o", str(folder / _RUNTIME),

@@ -124,6 +124,22 @@ empty(90 * MIB)
     )
 
 
+def test_the_first_failure_is_raised_if_memory_is_not_unmapped(on_host: Callable[..., str]) -> None:
+    """A range that has mapped memory cannot be unreserved either."""
+    on_host(
+        """
+large = empty(60 * MIB)
+del large
+faults.fail("unmap")
+faults.fail("unreserve")
+fails(torch.bp.empty_cache, "unmap")
+assert faults.failed() == 2
+again = empty(60 * MIB)
+""",
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
+
+
 def test_segments_that_cannot_be_freed_are_not_counted(on_host: Callable[..., str]) -> None:
     on_host("""
 blocks = [empty(30 * MIB) for _ in range(3)]

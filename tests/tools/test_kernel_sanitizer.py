@@ -437,7 +437,7 @@ def less(address, extent):
     return known
 
 device.SanitizerDevice.compile = compiled
-device._RESOLVE = Resolve(less)
+device.RESOLVE = Resolve(less)
 """
 
 

@@ -183,6 +183,8 @@ void item_stops() {
   }
 }
 
+void subgroup_meets(uint32_t) {}
+
 void exchange_ends() {
   chain.total += of_phase.total;
   chain.global += of_phase.global;

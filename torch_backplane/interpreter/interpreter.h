@@ -12,6 +12,8 @@
 //       The work item `item` of `group` starts, or resumes after a barrier or a shuffle.
 //   void item_stops()
 //       It has ended, or waits at a barrier or in a shuffle.
+//   void subgroup_meets(uint32_t subgroup)
+//       Work items of this subgroup of the group have met at a barrier of subgroups.
 //   void exchange_ends()
 //       All items of the group have stopped, and those in a shuffle have their results and resume.
 //   void phase_ends(bool diverges, uint32_t ended)
@@ -33,6 +35,8 @@
 
 namespace {  // everything is one translation unit, and a process can load the libraries of several observers
 
+constexpr uint32_t kSubgroup = 32;  // work items of a subgroup
+constexpr uint64_t kLocalGuard = 256;  // bytes before local memory that nothing uses; library.py has the same number
 constexpr uint64_t kLocal = 1, kGlobal = 2;  // flags of a barrier: CLK_LOCAL_MEM_FENCE, CLK_GLOBAL_MEM_FENCE
 
 struct Argument {  // device memory at an offset, or `bytes` of a number at `data`; see docs/driver-contract.md
@@ -46,7 +50,7 @@ struct Kernel {  // library.py declares the same structure
   void (*run)(const Argument* arguments);
   uint64_t has_barriers;  // or shuffles
   uint64_t number;
-  uint64_t image_begin;  // beginning of its library, which has constants, and local memory behind them
+  uint64_t image_begin;  // beginning of its library, which has constants, a guard, and local memory behind them
   uint64_t local_begin, local_end;
 };
 

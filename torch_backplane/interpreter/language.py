@@ -20,8 +20,9 @@ WORDS = """\
 ulong interpreter_place(uint which) __attribute__((const));  // one work item, one answer
 void interpreter_barrier(uint flags);
 ulong interpreter_shuffle_down(ulong value, uint offset);
-ulong interpreter_shuffle_from(ulong value, uint lane);
-void interpreter_range(ulong address, ulong bytes, uint writes);
+ulong interpreter_shuffle_from(ulong value, uint lane, ulong mask);
+void interpreter_shuffle_barrier(uint mask);
+void interpreter_range(ulong address, ulong bytes, uint how);
 void interpreter_unordered(uint begins);
 uint interpreter_swap(ulong address, uint expected, uint desired);
 float interpreter_from_half(ushort bits);

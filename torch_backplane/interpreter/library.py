@@ -23,10 +23,13 @@ _LIBRARIES = ("-lstdc++", "-lm", "-lpthread", "-lc")
 # Link only the listed libraries: calls of functions that are not instrumented fail to link, and the library of
 # -fsanitize=thread is not added.
 LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
-# Local memory is the zero-initialized data of a kernel's library. The script defines symbols for its bounds.
+# Local memory is the zero-initialized data of a kernel's library. The script defines symbols for its bounds, and leaves
+# kLocalGuard bytes before it (interpreter.h).
 LINK_SCRIPT = """\
 SECTIONS {
-  interpreter_local (NOLOAD) : { interpreter_local_begin = .; *(.bss .bss.* COMMON) interpreter_local_end = .; }
+  interpreter_local (NOLOAD) : {
+    . = . + 256; interpreter_local_begin = .; *(.bss .bss.* COMMON) interpreter_local_end = .;
+  }
 } INSERT BEFORE .bss;
 """
 
@@ -100,7 +103,8 @@ class Interpreter:
         observer = f'-DOBSERVER="{self._observer}"'
         runtime = _SOURCE.read_text(encoding="utf-8"), (*RUNTIME_OPTIONS, f"-I{_HERE}", observer)
         sources = {"runtime.cpp": runtime, **self.language.functions()}
-        included = [one.read_text(encoding="utf-8") for one in (_HEADER, self._observer)]
+        headers = [_HEADER, *sorted(self._observer.parent.glob("*.h"))]
+        included = [one.read_text(encoding="utf-8") for one in headers]
 
         def build(folder: Path, made: str) -> None:
             objects = []

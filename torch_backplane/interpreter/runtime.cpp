@@ -41,12 +41,14 @@ struct Fiber {
   char* stack;
   size_t stack_bytes;
   bool started = false, alive = false;
-  bool at_barrier = false, in_shuffle = false;
+  bool at_barrier = false, in_shuffle = false, in_subgroup_barrier = false;
   uint64_t value = 0, result = 0;  // of a shuffle
   uint32_t lane = 0;               // whose value it gets
+  uint64_t mask = 0;               // the lanes that must be in the shuffle; see kWholeSubgroup
 };
 
-constexpr uint32_t kSubgroup = 32;  // work items of a subgroup
+// All lanes, also those of work items that have ended. A mask of 32 bits leaves those out.
+constexpr uint64_t kWholeSubgroup = ~uint64_t{0};
 
 constexpr size_t kStack = 256 << 10;
 std::vector<Fiber*> fibers;
@@ -93,30 +95,39 @@ void resume(Fiber* fiber) {
   running = nullptr;
 }
 
-// Completes the shuffles of all subgroups. Returns whether any item is in a shuffle. If some items of a subgroup are in
-// a shuffle and others are not, sets `diverges`, and `absent` to one of the others.
+// Completes the shuffles of all subgroups. Returns whether any item is in a shuffle. If others of its subgroup that must
+// be in it are not, sets `diverges`, and `absent` to one of them.
 bool exchange(bool* diverges, uint32_t* absent) {
   bool any = false;
   for (uint32_t begin = 0; begin < launch.group_items; begin += kSubgroup) {
     const uint32_t end = std::min<uint64_t>(begin + kSubgroup, launch.group_items);
     const auto is_absent = [](uint32_t i) { return !fibers[i]->in_shuffle; };
-    uint32_t present = 0;
+    uint64_t mask = 0;
+    bool present = false, meets = false;
     for (uint32_t i = begin; i < end; ++i) {
       Fiber* fiber = fibers[i];
       const uint32_t from = fiber->lane < kSubgroup ? begin + fiber->lane : end;
       if (fiber->in_shuffle) {
-        ++present;
+        present = true;
+        meets = meets || fiber->in_subgroup_barrier;
+        mask |= fiber->mask;
         fiber->result = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
       }
     }
-    for (uint32_t i = begin; present != 0 && i < end; ++i) {
-      if (is_absent(i)) {
+    for (uint32_t i = begin; present && i < end; ++i) {
+      const bool is_needed = (mask >> (i - begin) & 1) != 0 && (fibers[i]->alive || mask == kWholeSubgroup);
+      if (is_absent(i) && is_needed) {
         *diverges = true;
         *absent = i;
       }
-      fibers[i]->in_shuffle = false;
     }
-    any = any || present != 0;
+    for (uint32_t i = begin; present && i < end; ++i) {
+      fibers[i]->in_shuffle = fibers[i]->in_subgroup_barrier = false;
+    }
+    if (meets) {
+      observer::subgroup_meets(begin / kSubgroup);
+    }
+    any = any || present;
   }
   return any;
 }
@@ -308,10 +319,12 @@ void interpreter_barrier(uint32_t flags) {
   wait();
 }
 
-// Returns the value of a work item of the subgroup, or its own if there is none with this number.
-uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane) {
+// Returns the value of a work item of the subgroup, or its own if there is none with this number. The work items in the
+// mask must take part, unless they have ended.
+uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane, uint64_t mask) {
   running->value = value;
   running->lane = lane;
+  running->mask = mask;
   running->in_shuffle = true;
   wait();
   return running->result;
@@ -319,12 +332,21 @@ uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane) {
 
 // Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
 uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
-  return interpreter_shuffle_from(value, item % kSubgroup + offset);
+  return interpreter_shuffle_from(value, item % kSubgroup + offset, kWholeSubgroup);
 }
 
-void interpreter_range(void* at, uint64_t bytes, uint32_t writes) {
+// A barrier for the work items of the mask: their memory accesses before it precede those behind it.
+void interpreter_shuffle_barrier(uint32_t mask) {
+  running->in_subgroup_barrier = true;
+  interpreter_shuffle_from(0, 0, mask);
+}
+
+// An access that the compiler does not instrument: 0 reads, 1 writes, 2 swaps.
+void interpreter_range(void* at, uint64_t bytes, uint32_t how) {
   void* instruction = __builtin_return_address(0);
-  writes != 0 ? touch<kWrite>(at, bytes, instruction) : touch<kRead>(at, bytes, instruction);
+  how == 0      ? touch<kRead>(at, bytes, instruction)
+      : how == 1 ? touch<kWrite>(at, bytes, instruction)
+                 : touch<kSwap>(at, bytes, instruction);
 }
 
 void interpreter_unordered(uint32_t begins) {

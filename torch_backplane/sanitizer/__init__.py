@@ -12,7 +12,8 @@ with TORCH_BACKPLANE_LAUNCH_BLOCKING=1.
 Device discovery loads this package if the variable is set. `import torch_backplane` does not.
 
     device.py    the device and its driver
-    observer.h   the checks, for the kernel interpreter (interpreter/)
+    observer.h   checks bounds, for the kernel interpreter (interpreter/)
+    checks.h     finds races and divergent barriers
     findings.py  findings and their messages
 """
 

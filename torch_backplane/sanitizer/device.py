@@ -54,7 +54,7 @@ def _requested(address: int, extent: Any) -> int:
     return 0
 
 
-_RESOLVE = Resolve(_requested)
+RESOLVE = Resolve(_requested)
 
 
 @functools.cache
@@ -92,11 +92,11 @@ def take() -> list[Finding]:
 @contextlib.contextmanager
 def collected() -> Iterator[None]:
     """Do not raise findings of launches in a `with` block. `take` returns them."""
-    interpreter().functions.sanitizer_configure(_RESOLVE, 0)
+    interpreter().functions.sanitizer_configure(RESOLVE, 0)
     try:
         yield
     finally:
-        interpreter().functions.sanitizer_configure(_RESOLVE, 1)
+        interpreter().functions.sanitizer_configure(RESOLVE, 1)
 
 
 class SanitizerDevice(InterpreterDevice):
@@ -115,7 +115,7 @@ class SanitizerDevice(InterpreterDevice):
             software=LANGUAGE.version().splitlines()[0],
         )
         super().__init__(interpreter(), properties)
-        self.interpreter.functions.sanitizer_configure(_RESOLVE, 1)
+        self.interpreter.functions.sanitizer_configure(RESOLVE, 1)
 
     def native_error(self, call: str, status: int) -> Exception:
         found = take() if status == 1 else []

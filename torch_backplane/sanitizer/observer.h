@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -12,31 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "checks.h"
 #include "interpreter.h"
 
 namespace observer {
 namespace {
 
-// --- interface to Python: findings.py and device.py declare the same structures --------------------------------------
-
-enum Kind : uint64_t { kOutOfBounds, kRace, kLocalRace, kBarrier, kStray };
-
-struct Finding {
-  uint64_t kernel;
-  uint64_t kind;
-  uint64_t access;        // by `item`
-  uint64_t other_access;  // by `other_item`, for a race
-  uint64_t argument;      // whose memory was accessed; the first one if several share it
-  int64_t offset;         // bytes from the argument's pointer; from the beginning of local memory; or the address
-  uint64_t size;          // of the access
-  int64_t begin;          // of the argument's memory, in bytes from its pointer: 0 or less
-  int64_t end;
-  uint64_t item;  // its number in its group
-  uint64_t group;
-  uint64_t other_item;
-  uint64_t other_group;
-  uint64_t count;  // findings of this kind and argument in the launch
-};
+// --- interface to Python: device.py declares the same structure --------------------------------------------------------
 
 // The requested memory that contains an address. `fixed`: this cannot change while the segment exists.
 struct Extent {
@@ -46,25 +26,10 @@ struct Extent {
 };
 using Resolve = int (*)(uint64_t address, Extent* extent);
 
-// --- shadow memory: the last accesses to each byte -------------------------------------------------------------------
-
-struct Visit {
-  uint32_t item;  // its number in the launch
-  uint16_t epoch;
-  Access access;
-};
-
-struct Cell {
-  uint32_t run;  // the launch (for local memory, the run of a group) that the cell is for; it is empty for any other
-  Visit writer;
-  Visit reader;
-  Visit other;  // another reader or swapper, from another group if possible
-};
+// --- state -----------------------------------------------------------------------------------------------------------
 
 Cell* shadow = nullptr;  // of the arena
 std::vector<Cell> local_shadow;
-
-// --- state -----------------------------------------------------------------------------------------------------------
 
 struct Operand {
   uint64_t begin, end;  // of its memory
@@ -77,7 +42,6 @@ using Operands = std::vector<Operand>;
 
 Operands operands;              // of the launch
 size_t recent = 0;              // index of the operand accessed last
-std::vector<Finding> found;     // in this launch
 std::vector<Finding> findings;  // of all launches, until Python takes them
 std::mutex findings_mutex;
 std::atomic<uint64_t> launches{0};
@@ -89,85 +53,7 @@ std::atomic<Resolve> resolve{nullptr};
 std::mutex extents_mutex;
 std::map<uint64_t, Extent> extents;  // by segment
 
-uint32_t launch_number = 0, group_run = 0;
-uint32_t group_items = 1;
-uint32_t self = 0;  // the number of the item in the launch, group after group
-uint16_t global_epoch = 0, local_epoch = 0;  // number of barriers with the flag that the group has passed
-size_t found_before = 0;  // number of findings before the group
-
-Finding* note(Kind kind, uint64_t argument) {
-  for (Finding& one : found) {
-    if (one.kind == kind && one.argument == argument) {
-      ++one.count;
-      return nullptr;
-    }
-  }
-  Finding one{};
-  one.kernel = launch.kernel->number;
-  one.kind = kind;
-  one.argument = argument;
-  one.item = item;
-  one.group = group;
-  one.count = 1;
-  found.push_back(one);
-  return &found.back();
-}
-
 // --- checks ----------------------------------------------------------------------------------------------------------
-
-inline bool is_apart(const Visit& one) {
-  return one.item / group_items != group;
-}
-
-// Records an access. Returns whether it races with an earlier one, which is stored in `conflict`.
-template <Access access>
-inline bool enter(Cell& cell, uint32_t run, uint16_t epoch, Visit* conflict) {
-  if (cell.run != run) {
-    cell = {run, {}, {}, {}};
-  }
-  const auto meets = [&](const Visit& one) {
-    const bool is_race = one.access != kNone && one.item != self && (one.epoch == epoch || is_apart(one));
-    if (is_race) {
-      *conflict = one;
-    }
-    return is_race;
-  };
-  bool is_race = meets(cell.writer);
-  const Visit own{self, epoch, access};
-  if (access == kWrite) {
-    is_race = meets(cell.reader) || meets(cell.other) || is_race;
-    cell = {run, own, {}, {}};
-    return is_race;
-  }
-  if (cell.reader.access != kNone && cell.reader.item != self &&
-      (is_apart(cell.reader) || cell.other.access == kNone || !is_apart(cell.other))) {
-    cell.other = cell.reader;
-  }
-  cell.reader = own;
-  return is_race;
-}
-
-template <Access access>
-inline void enter_all(
-    Cell* cells, uint64_t size, uint32_t run, uint16_t epoch, Kind kind, uint64_t argument, int64_t offset) {
-  for (uint64_t i = 0; i < size; ++i) {
-    Visit conflict;
-    if (__builtin_expect(enter<access>(cells[i], run, epoch, &conflict), 0)) {
-      if (Finding* one = note(kind, argument)) {
-        one->access = access;
-        one->other_access = conflict.access;
-        one->offset = offset + static_cast<int64_t>(i);
-        one->size = size;
-        one->other_item = conflict.item % group_items;
-        one->other_group = conflict.item / group_items;
-      }
-      // The other bytes of the access belong to the same pair.
-      for (++i; i < size; ++i) {
-        enter<access>(cells[i], run, epoch, &conflict);
-      }
-    }
-  }
-}
 
 [[noreturn]] void out_of_bounds(uint64_t address, uint64_t size, Access access) {
   // The operand whose segment is next to the address.
@@ -183,7 +69,7 @@ inline void enter_all(
       end_item();
     }
   }
-  if (Finding* noted = note(kStray, ~uint64_t{0})) {
+  if (Finding* noted = note(kStray, kNoArgument)) {
     noted->access = access;
     noted->offset = static_cast<int64_t>(address);
     noted->size = size;
@@ -218,11 +104,11 @@ inline void touch(uint64_t address, uint64_t size, uint64_t) {
   if (address >= kernel.local_begin && address + size <= kernel.local_end) {
     const uint64_t offset = address - kernel.local_begin;
     enter_all<access>(
-        local_shadow.data() + offset, size, group_run, local_epoch, kLocalRace, ~uint64_t{0},
+        local_shadow.data() + offset, size, group_run, local_epoch, kLocalRace, kNoArgument,
         static_cast<int64_t>(offset));
     return;
   }
-  const bool is_constant = address >= kernel.image_begin && address < kernel.local_begin;
+  const bool is_constant = address >= kernel.image_begin && address + size <= kernel.local_begin - kLocalGuard;
   if (!is_constant && !is_own(address)) {
     out_of_bounds(address, size, access);
   }
@@ -231,26 +117,23 @@ inline void touch(uint64_t address, uint64_t size, uint64_t) {
 // --- groups and items ------------------------------------------------------------------------------------------------
 
 void group_begins() {
-  ++group_run;
-  global_epoch = local_epoch = 0;
-  found_before = found.size();
+  check_group_begins();
 }
 
 void item_begins() {
-  self = static_cast<uint32_t>(group * group_items + item);
+  check_item_begins();
 }
 
 void item_stops() {}
 
+void subgroup_meets(uint32_t subgroup) {
+  ++subgroup_epochs[subgroup];
+}
+
 void exchange_ends() {}
 
 void phase_ends(bool diverges, uint32_t ended) {
-  if (diverges && found.size() == found_before) {
-    item = ended;
-    note(kBarrier, ~uint64_t{0});
-  }
-  local_epoch = static_cast<uint16_t>(local_epoch + ((barrier_flags & kLocal) != 0 ? 1 : 0));
-  global_epoch = static_cast<uint16_t>(global_epoch + ((barrier_flags & kGlobal) != 0 ? 1 : 0));
+  check_phase_ends(diverges, ended);
 }
 
 // --- launches --------------------------------------------------------------------------------------------------------
@@ -293,14 +176,11 @@ Operands operands_of(const Argument* given, uint64_t count) {
 }
 
 int run(Operands&& given) {
-  if (launch.group_count * launch.group_items > ~uint32_t{0}) {
+  if (!check_begins()) {
     return -1;
   }
-  group_items = static_cast<uint32_t>(launch.group_items);
   operands = std::move(given);
   recent = 0;
-  found.clear();
-  ++launch_number;
   launch_accesses = 0;
   local_shadow.resize(std::max<size_t>(local_shadow.size(), launch.kernel->local_end - launch.kernel->local_begin));
   for (uint64_t number = 0; number < launch.group_count; ++number) {
@@ -319,13 +199,8 @@ int run(Operands&& given) {
 void transferred(uint64_t) {}
 
 bool allocated(uint64_t address, uint64_t bytes) {
-  if (shadow == nullptr) {
-    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* cells = mmap(nullptr, kArena * sizeof(Cell), PROT_READ | PROT_WRITE, kFlags, -1, 0);
-    if (cells == MAP_FAILED) {
-      return false;
-    }
-    shadow = static_cast<Cell*>(cells);
+  if (shadow == nullptr && (shadow = reserve_cells(kArena)) == nullptr) {
+    return false;
   }
   std::lock_guard lock(extents_mutex);
   extents[address] = {address, bytes, 0};
@@ -333,7 +208,7 @@ bool allocated(uint64_t address, uint64_t bytes) {
 }
 
 void freed(uint64_t address, uint64_t bytes) {
-  madvise(shadow + (address - reinterpret_cast<uint64_t>(arena)), bytes * sizeof(Cell), MADV_DONTNEED);
+  forget_cells(shadow + (address - reinterpret_cast<uint64_t>(arena)), bytes);
   std::lock_guard lock(extents_mutex);
   extents.erase(address);
 }

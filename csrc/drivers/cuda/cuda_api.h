@@ -2,6 +2,8 @@
 // void*, device addresses are integers. The runtime is not linked with libcuda: the Python driver passes the addresses.
 #pragma once
 
+#include <c10/macros/Macros.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -146,8 +148,34 @@ struct HostNodeParams { // CUDA_HOST_NODE_PARAMS
   FUNCTION(cuGraphExecDestroy, (void* executable))
 // clang-format on
 
+// Remembers a call that has failed in this thread, for messages.
+void note_failure(const char* name, int status);
+
+// A function of libcuda. Calls that fail are remembered.
+template <typename Signature>
+class Function;
+
+template <typename... Parameters>
+class Function<int(Parameters...)> {
+ public:
+  Function() = default;
+  Function(const char* name, int (*function)(Parameters...)) : name_(name), function_(function) {}
+
+  int operator()(Parameters... given) const {
+    const int status = function_(given...);
+    if (C10_UNLIKELY(status != 0)) {
+      note_failure(name_, status);
+    }
+    return status;
+  }
+
+ private:
+  const char* name_ = nullptr;
+  int (*function_)(Parameters...) = nullptr;
+};
+
 struct Api {
-#define BACKPLANE_CUDA_MEMBER(name, parameters) int(*name) parameters = nullptr;
+#define BACKPLANE_CUDA_MEMBER(name, parameters) Function<int parameters> name;
   BACKPLANE_CUDA_FUNCTIONS(BACKPLANE_CUDA_MEMBER)
 #undef BACKPLANE_CUDA_MEMBER
 };

@@ -82,14 +82,27 @@ class Current {
   bool is_pushed_ = false;
 };
 
-template <typename Function>
-int in_context_of(size_t index, const Function& function) {
+// The last call of this thread that has failed in a function of the contract. Functions that succeed do not change it:
+// the runtime can call some before it asks.
+struct Failure {
+  const char* name = "";
+  int status = 0;
+};
+thread_local Failure failure;
+
+template <typename Body>
+int in_context_of(size_t index, const Body& function) {
+  const Failure before = std::exchange(failure, {});
   void* context = nullptr;
   if (const int status = contexts[index].get(&context)) {
     return status;
   }
   const Current current(context);
-  return current.status != 0 ? current.status : function();
+  const int status = current.status != 0 ? current.status : function();
+  if (status == 0) {
+    failure = before;
+  }
+  return status;
 }
 
 // --- host functions
@@ -371,11 +384,20 @@ void sleep_now(void* given) {
 
 } // namespace
 
+void note_failure(const char* name, int status) {
+  failure = {name, status};
+}
+
+std::string take_failed_call(int status) {
+  const Failure last = std::exchange(failure, {});
+  return last.status == status ? last.name : "";
+}
+
 int call_in_context(size_t index, c10::function_ref<int()> function) {
   int status = 0;
   const int failed = in_context_of(index, [&] {
     status = function();
-    return 0;
+    return status < 0 ? -status : 0;
   });
   return failed != 0 ? -failed : status;
 }
@@ -394,7 +416,7 @@ std::map<std::string, uintptr_t> make_launcher(
     const std::map<std::string, uintptr_t>& functions, size_t index, int device) {
   TORCH_CHECK_VALUE(index < kMostDevices, "device ", index, " is not one of the first ", kMostDevices, " CUDA devices");
 #define BACKPLANE_CUDA_LOAD(name, parameters) \
-  api.name = reinterpret_cast<decltype(api.name)>(function_of(functions, "CUDA", #name));
+  api.name = {#name, reinterpret_cast<int(*) parameters>(function_of(functions, "CUDA", #name))};
   BACKPLANE_CUDA_FUNCTIONS(BACKPLANE_CUDA_LOAD)
 #undef BACKPLANE_CUDA_LOAD
   contexts[index].set_device(device);

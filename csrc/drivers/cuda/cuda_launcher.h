@@ -24,6 +24,10 @@ std::map<std::string, uintptr_t> make_launcher(
 // Returns a CUresult and the primary context of a device of make_launcher(). The first call retains the context.
 std::pair<int, uintptr_t> context(size_t index);
 
+// Returns the name of the function of libcuda that has failed with a CUresult in a function of the launcher in this
+// thread, and forgets it; "" if none has.
+std::string take_failed_call(int status);
+
 // Keeps a stream of the device busy with a host function. Returns a CUresult.
 int sleep(size_t index, uintptr_t stream, double milliseconds);
 

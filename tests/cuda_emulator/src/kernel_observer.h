@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "interpreter.h"
+#include "kernel_checks.h"
 #include "kernel_launch.h"
 
 namespace observer {
@@ -14,28 +15,24 @@ namespace {
 
 using Operands = KernelLaunchFacts*;
 
-KernelLaunchFacts* facts = nullptr; // of the running launch
-
 Operands operands_of(const Argument* given, uint64_t count) {
   return static_cast<KernelLaunchFacts*>(given[count - 1].data);
 }
 
 int run(Operands given) {
   facts = given;
+  const bool can_check = check_begins();
+  if (facts->checks && !can_check) {
+    return kLaunchFailed;
+  }
   for (uint64_t number = 0; number < launch.group_count && facts->error == 0; ++number) {
     run_group(number);
   }
+  if (facts->checks) {
+    report_findings();
+  }
   return facts->error;
 }
-
-[[noreturn]] void stop(int error) {
-  if (facts->error == 0) {
-    facts->error = error;
-  }
-  end_item();
-}
-
-constexpr int kIllegalAddress = 700, kMisalignedAddress = 716, kLaunchFailed = 719;
 
 bool is_elsewhere(uint64_t address, uint64_t size) {
   for (uint64_t i = 0; i < facts->range_count; ++i) {
@@ -55,8 +52,12 @@ bool is_elsewhere(uint64_t address, uint64_t size) {
   stop(error);
 }
 
-template <Access>
+template <Access access>
 inline __attribute__((always_inline)) void touch(uint64_t address, uint64_t size, uint64_t) {
+  if (facts->checks) {
+    check<access>(address, size);
+    return;
+  }
   const uint64_t offset = address - facts->arena;
   if (offset < facts->arena_bytes) {
     const uint8_t *first = facts->owners + (offset >> 9), *last = facts->owners + ((offset + size - 1) >> 9);
@@ -71,11 +72,20 @@ inline __attribute__((always_inline)) void touch(uint64_t address, uint64_t size
   }
 }
 
-void group_begins() {}
-void item_begins() {}
+void group_begins() {
+  check_group_begins();
+}
+void item_begins() {
+  check_item_begins();
+}
 void item_stops() {}
+void subgroup_meets(uint32_t subgroup) {
+  ++subgroup_epochs[subgroup];
+}
 void exchange_ends() {}
-void phase_ends(bool, uint32_t) {}
+void phase_ends(bool diverges, uint32_t ended) {
+  check_phase_ends(diverges, ended);
+}
 void transferred(uint64_t) {}
 bool allocated(uint64_t, uint64_t) {
   return true;
@@ -85,9 +95,19 @@ void freed(uint64_t, uint64_t) {}
 } // namespace
 } // namespace observer
 
-// --- functions for kernels: kernel_words.h declares them -------------------------------------------------------------
-
 extern "C" {
+
+// --- functions for libcuda -------------------------------------------------------------------------------------------
+
+// Forgets accesses to memory that was freed.
+void emulator_forget(uint64_t begin, uint64_t bytes) {
+  std::lock_guard lock(launching);
+  if (observer::shadow != nullptr) {
+    observer::forget_cells(observer::shadow + (begin - observer::shadow_begin), bytes);
+  }
+}
+
+// --- functions for kernels: kernel_words.h declares them -------------------------------------------------------------
 
 void emulator_trap() {
   observer::stop(observer::kLaunchFailed);

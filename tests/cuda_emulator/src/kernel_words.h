@@ -25,7 +25,10 @@ int printf(const char* format, ...);
 #define __threadfence() ((void)0)
 #define __threadfence_block() ((void)0)
 #define __threadfence_system() ((void)0)
-#define __syncwarp(...) ((void)interpreter_shuffle_from(0, 0))
+#define ANY_MAY_STAY(store) \
+  interpreter_unordered(1); \
+  store;                    \
+  interpreter_unordered(0)
 #define __trap() emulator_trap()
 #define assert(condition) ((condition) ? (void)0 : emulator_assert(#condition, __FILE__, __LINE__, __PRETTY_FUNCTION__))
 #define __ldg(at) (*(at))
@@ -69,39 +72,42 @@ struct alignas(16) float4 {
 
 // --- shuffles and votes of a warp ------------------------------------------------------------------------------------
 
+static inline void __syncwarp(const unsigned mask = 0xffffffffu) {
+  interpreter_shuffle_barrier(mask);
+}
 static inline unsigned emulator_lane() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
 }
 template <class T>
-static inline T emulator_shuffle(const T value, const unsigned lane) {
+static inline T emulator_shuffle(const unsigned mask, const T value, const unsigned lane) {
   union {
     unsigned long bits;
     T value;
   } given = {0}, got;
   static_assert(sizeof(T) <= 8, "a shuffle exchanges up to 8 bytes");
   given.value = value;
-  got.bits = interpreter_shuffle_from(given.bits, lane);
+  got.bits = interpreter_shuffle_from(given.bits, lane, mask);
   return got.value;
 }
 #undef __shfl_down_sync
 template <class T>
-static inline T __shfl_sync(unsigned, const T value, const int from, const unsigned width = 32) {
-  return emulator_shuffle(value, (emulator_lane() & ~(width - 1)) + ((unsigned)from & (width - 1)));
+static inline T __shfl_sync(const unsigned mask, const T value, const int from, const unsigned width = 32) {
+  return emulator_shuffle(mask, value, (emulator_lane() & ~(width - 1)) + ((unsigned)from & (width - 1)));
 }
 template <class T>
-static inline T __shfl_down_sync(unsigned, const T value, const unsigned by, const unsigned width = 32) {
+static inline T __shfl_down_sync(const unsigned mask, const T value, const unsigned by, const unsigned width = 32) {
   const unsigned lane = emulator_lane(), to = lane + by;
-  return emulator_shuffle(value, (lane & (width - 1)) + by < width ? to : lane);
+  return emulator_shuffle(mask, value, (lane & (width - 1)) + by < width ? to : lane);
 }
 template <class T>
-static inline T __shfl_up_sync(unsigned, const T value, const unsigned by, const unsigned width = 32) {
+static inline T __shfl_up_sync(const unsigned mask, const T value, const unsigned by, const unsigned width = 32) {
   const unsigned lane = emulator_lane();
-  return emulator_shuffle(value, (lane & (width - 1)) >= by ? lane - by : lane);
+  return emulator_shuffle(mask, value, (lane & (width - 1)) >= by ? lane - by : lane);
 }
 template <class T>
-static inline T __shfl_xor_sync(unsigned, const T value, const int mask, const unsigned width = 32) {
-  const unsigned lane = emulator_lane(), from = lane ^ (unsigned)mask;
-  return emulator_shuffle(value, from < (lane & ~(width - 1)) + width ? from : lane);
+static inline T __shfl_xor_sync(const unsigned mask, const T value, const int by, const unsigned width = 32) {
+  const unsigned lane = emulator_lane(), from = lane ^ (unsigned)by;
+  return emulator_shuffle(mask, value, from < (lane & ~(width - 1)) + width ? from : lane);
 }
 static inline unsigned __activemask() {
   return 0xffffffffu;
@@ -110,7 +116,7 @@ static inline unsigned __ballot_sync(const unsigned mask, const int predicate) {
   unsigned bits = 0;
   const unsigned self = emulator_lane();
   for (unsigned lane = 0; lane < 32; ++lane) {
-    const unsigned bit = emulator_shuffle<unsigned>(predicate != 0 ? 1u << self : 0, lane);
+    const unsigned bit = emulator_shuffle<unsigned>(mask, predicate != 0 ? 1u << self : 0, lane);
     bits |= bit & 1u << lane; // a missing thread leaves the own bit, which is another one
   }
   return bits & mask;
@@ -124,12 +130,14 @@ static inline int __all_sync(const unsigned mask, const int predicate) {
 
 // --- atomics ---------------------------------------------------------------------------------------------------------
 
-#define EMULATOR_ATOMIC(name, result)             \
-  template <class T, class U>                     \
-  static inline T name(T* const at, const U of) { \
-    const T value = (T)of, old = *at;             \
-    *at = (result);                               \
-    return old;                                   \
+// The accesses are reported as atomic, and not instrumented.
+#define EMULATOR_ATOMIC(name, result)                                                       \
+  template <class T, class U>                                                               \
+  static inline __attribute__((no_sanitize("thread"))) T name(T* const at, const U of) {    \
+    interpreter_range((ulong)at, sizeof(T), 2);                                             \
+    const T value = (T)of, old = *at;                                                       \
+    *at = (result);                                                                         \
+    return old;                                                                             \
   }
 EMULATOR_ATOMIC(atomicAdd, old + value)
 EMULATOR_ATOMIC(atomicSub, old - value)
@@ -143,7 +151,8 @@ EMULATOR_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef atomicCAS
 template <class T, class U, class V>
-static inline T atomicCAS(T* const at, const U expected, const V desired) {
+static inline __attribute__((no_sanitize("thread"))) T atomicCAS(T* const at, const U expected, const V desired) {
+  interpreter_range((ulong)at, sizeof(T), 2);
   const T old = *at;
   if (old == (T)expected) {
     *at = (T)desired;

@@ -9,6 +9,7 @@
 #include "entry.h"
 #include "functions.h"
 #include "kernel_launch.h"
+#include "kernel_memory.h"
 #include "memory.h"
 
 extern "C" int interpreter_launch(
@@ -83,6 +84,9 @@ CUresult make_launch(const CUDA_KERNEL_NODE_PARAMS& given, std::shared_ptr<Kerne
   REQUIRE(given.sharedMemBytes <= static_cast<unsigned>(launch->function->dynamic_shared), CUDA_ERROR_INVALID_VALUE);
   launch->shared = given.sharedMemBytes;
   RETURN_ERROR(take_arguments(given, *launch));
+  if (checks_kernels()) {
+    launch->blocks = known_blocks(*launch);
+  }
   *made = launch;
   return CUDA_SUCCESS;
 }
@@ -105,11 +109,25 @@ CUresult KernelLaunch::execute(Context& context) {
   facts.arena_bytes = kArenaBytes;
   facts.image = module->begin;
   facts.image_bytes = dynamic - module->begin;
+  facts.dynamic = dynamic;
+  facts.dynamic_bytes = shared;
   facts.owners = memory.owners();
   facts.mask = static_cast<uint8_t>(own | context.peers | kHostOwner);
   facts.reports = reports();
   facts.ranges = ranges.data();
   facts.range_count = ranges.size();
+  std::vector<KernelRange> known;
+  std::vector<std::pair<uint64_t, uint64_t>> freed;
+  if (checks_kernels()) {
+    known = memory_of(*this);
+    freed = memory.retired();
+    facts.checks = true;
+    facts.continues = continues_after_findings();
+    facts.memory = known.data();
+    facts.memory_count = known.size();
+    facts.freed = freed.data();
+    facts.freed_count = freed.size();
+  }
   arguments.push_back({nullptr, 0, &facts, sizeof facts});
   uint64_t items[3], group[3];
   for (int d = 0; d < 3; ++d) {

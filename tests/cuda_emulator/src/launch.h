@@ -20,6 +20,7 @@ struct KernelLaunch : Operation {
   std::shared_ptr<Module> module; // stays loaded until the launch is done
   unsigned grid[3], block[3], shared;
   std::vector<char> parameters; // at the function's offsets
+  std::vector<std::pair<uint64_t, uint64_t>> blocks; // see known_blocks
   std::vector<void*> pointers; // to the parameters, for cuGraphKernelNodeGetParams
 };
 

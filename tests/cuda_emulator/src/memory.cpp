@@ -11,7 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernel_memory.h"
 #include "modules.h"
+
+extern "C" void emulator_forget(uint64_t begin, uint64_t bytes); // kernel_observer.h
 
 namespace {
 
@@ -138,11 +141,26 @@ Physical::~Physical() {
 
 uint64_t Memory::reserve(uint64_t bytes) {
   std::lock_guard lock(own_);
-  return addresses_.take(rounded_up(bytes, kGranularity) + kGranularity);
+  uint64_t begin = addresses_.take(rounded_up(bytes, kGranularity) + kGranularity);
+  while (begin == 0 && !retired_.empty()) {
+    reuse_oldest();
+    begin = addresses_.take(rounded_up(bytes, kGranularity) + kGranularity);
+  }
+  return begin;
 }
 
 void Memory::unreserve(uint64_t begin, uint64_t bytes) {
+  constexpr size_t kMostRetired = 1024;
   std::lock_guard lock(own_);
+  retired_.emplace_back(begin, bytes);
+  if (retired_.size() > kMostRetired) {
+    reuse_oldest();
+  }
+}
+
+void Memory::reuse_oldest() {
+  const auto [begin, bytes] = retired_.front();
+  retired_.pop_front();
   addresses_.give(begin, rounded_up(bytes, kGranularity) + kGranularity);
 }
 
@@ -171,6 +189,9 @@ void Memory::unmap(uint64_t begin, uint64_t bytes) {
   mmap(
       reinterpret_cast<void*>(begin), rounded_up(bytes, kPage), PROT_NONE,
       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (checks_kernels()) {
+    emulator_forget(begin, bytes);
+  }
 }
 
 void Memory::set_owner(uint64_t begin, uint64_t bytes, uint8_t owner) {
@@ -236,6 +257,24 @@ std::vector<std::pair<uint64_t, uint64_t>> Memory::registered() {
     if (one.kind == MemoryKind::kRegistered) {
       all.emplace_back(begin, begin + one.bytes);
     }
+  }
+  return all;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> Memory::ranges() {
+  std::lock_guard lock(own_);
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for (const auto& [begin, one] : allocations_) {
+    all.emplace_back(begin, begin + one.bytes);
+  }
+  return all;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> Memory::retired() {
+  std::lock_guard lock(own_);
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for (const auto& [begin, bytes] : retired_) {
+    all.emplace_back(begin, begin + bytes);
   }
   return all;
 }

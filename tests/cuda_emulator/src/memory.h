@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,7 +70,7 @@ class Memory {
 
   // Addresses. Multiples of kGranularity, each with an inaccessible page behind it; 0 if there are none.
   uint64_t reserve(uint64_t bytes);
-  void unreserve(uint64_t begin, uint64_t bytes);
+  void unreserve(uint64_t begin, uint64_t bytes); // those of reserve()
 
   // Maps a part of a file at an address. `owner`: bits of the devices that can access it.
   bool map(uint64_t begin, uint64_t bytes, int file, uint64_t offset, uint8_t owner);
@@ -90,6 +91,12 @@ class Memory {
     return address - reinterpret_cast<uint64_t>(arena_) < kArenaBytes;
   }
 
+  // All memory, (begin, end), by address.
+  std::vector<std::pair<uint64_t, uint64_t>> ranges();
+
+  // Freed memory whose addresses are not used again yet, (begin, end).
+  std::vector<std::pair<uint64_t, uint64_t>> retired();
+
   // Registered host memory, (begin, end), for kernels.
   std::vector<std::pair<uint64_t, uint64_t>> registered();
 
@@ -97,12 +104,16 @@ class Memory {
 
  private:
   Memory();
+  void reuse_oldest();
 
   char* arena_;
   uint8_t* owners_;
   int files_[kMostDevices];
   std::mutex own_;
   Ranges addresses_;
+  // Freed addresses, the oldest ones first: begin, bytes. They are used again late, so that kernels that still use them
+  // fail.
+  std::deque<std::pair<uint64_t, uint64_t>> retired_;
   std::vector<Ranges> offsets_;
   std::map<uint64_t, Allocation> allocations_;
   uint64_t last_id_ = 0;

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 
 #include "entry.h"
 #include "memory.h"
@@ -25,9 +26,9 @@ struct TableRow {
   void* function;
   void (*run)(const InterpreterArgument*);
   uint64_t count;
-  const uint64_t *bytes, *alignments;
+  const uint64_t *bytes, *alignments, *elements;
   long threads;
-  const char* expression;
+  const char *parameters, *expression;
 };
 
 constexpr char kTextMark[] = "// emulated binary: ";
@@ -124,8 +125,14 @@ std::shared_ptr<Function> make_function(const std::shared_ptr<Module>& module, c
     offset = rounded_up(offset, row.alignments[i]);
     made->parameter_bytes.push_back(row.bytes[i]);
     made->parameter_offsets.push_back(offset);
+    made->parameter_elements.push_back(row.elements[i]);
     offset += row.bytes[i];
   }
+  std::istringstream names(row.parameters);
+  for (std::string one; std::getline(names, one, ',');) {
+    made->parameter_names.push_back(one);
+  }
+  made->parameter_names.resize(row.count);
   made->threads = static_cast<int>(row.threads);
   return made;
 }
@@ -182,7 +189,7 @@ CUresult find_variable(const Module& module, CUdeviceptr* at, size_t* bytes, con
   const auto known = module.variables.find(name);
   REQUIRE(known != module.variables.end(), CUDA_ERROR_NOT_FOUND);
   if (at != nullptr) {
-    *at = reinterpret_cast<CUdeviceptr>(symbol<char>(module, name));
+    *at = address_of(module, name);
   }
   if (bytes != nullptr) {
     *bytes = known->second;
@@ -191,6 +198,10 @@ CUresult find_variable(const Module& module, CUdeviceptr* at, size_t* bytes, con
 }
 
 } // namespace
+
+uint64_t address_of(const Module& module, const std::string& variable) {
+  return reinterpret_cast<uint64_t>(symbol<char>(module, variable.c_str()));
+}
 
 Module::~Module() {
   if (library != nullptr) {

@@ -28,6 +28,8 @@ struct Function {
   std::weak_ptr<Module> module;
   InterpreterKernel kernel{};
   std::vector<uint64_t> parameter_bytes, parameter_offsets;
+  std::vector<uint64_t> parameter_elements; // bytes of what each points to; 0 for those that are no pointers
+  std::vector<std::string> parameter_names; // empty if they are not known
   int threads = 1024; // most threads of a block
   int static_shared = 0; // bytes of a block
   std::atomic<int> dynamic_shared{48 << 10}; // bytes; the most that a launch can have, with the static ones
@@ -43,6 +45,9 @@ struct Module {
   std::vector<std::shared_ptr<Function>> functions;
   std::map<std::string, size_t> variables; // sizes
 };
+
+// Returns the address of a variable of a module.
+uint64_t address_of(const Module& module, const std::string& variable);
 
 struct Library {
   std::shared_ptr<Module> module;

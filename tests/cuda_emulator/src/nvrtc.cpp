@@ -42,9 +42,9 @@ namespace {
 void find_lowered_names(const std::string& path, Program* program) {
   struct Row {
     void* function;
-    void* others[4];
+    void* others[5];
     long threads;
-    const char* expression;
+    const char *parameters, *expression;
   };
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   const auto* rows = library == nullptr ? nullptr : static_cast<const Row*>(dlsym(library, "emulator_kernels"));

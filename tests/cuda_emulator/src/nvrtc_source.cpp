@@ -126,13 +126,35 @@ bool is_template(const std::string& code, size_t at) {
 struct Kernel {
   std::string name;
   std::string bounds; // arguments of __launch_bounds__, in parentheses
+  std::string parameters; // names, with commas between them
+  bool is_template;
 };
+
+// Returns the names of parameters, with commas between them: a,b of (const float* a, Pair<int, int> b).
+std::string names_in(const std::string& parameters) {
+  std::string all, last;
+  int depth = 0;
+  for (size_t i = 1; i + 1 < parameters.size(); ++i) {
+    const char one = parameters[i];
+    depth += one == '(' || one == '<' || one == '[' ? 1 : one == ')' || one == '>' || one == ']' ? -1 : 0;
+    if (depth != 0) {
+      continue;
+    }
+    if (one == ',') {
+      all += last + ",";
+      last.clear();
+    } else if (is_word(one)) {
+      last = is_word(parameters[i - 1]) ? last + one : std::string(1, one);
+    }
+  }
+  return all + last;
+}
 
 std::vector<Kernel> kernels_of(const std::string& code) {
   constexpr char mark[] = "__global__";
   std::vector<Kernel> all;
   for (size_t at = code.find(mark); at != std::string::npos; at = code.find(mark, at + 1)) {
-    Kernel kernel{"", "()"};
+    Kernel kernel{"", "()", "", is_template(code, at)};
     Reader reader(code, at + strlen(mark));
     for (std::string word = reader.word(); !word.empty(); word = reader.word()) {
       if (word == "__launch_bounds__" && reader.is_next('(')) {
@@ -141,11 +163,12 @@ std::vector<Kernel> kernels_of(const std::string& code) {
         kernel.name = word;
       }
       if (reader.is_next('(') && word != "__launch_bounds__") {
+        kernel.parameters = names_in(reader.bracket());
         break;
       }
     }
     // A declaration and its definition are one kernel.
-    bool known = kernel.name.empty() || kernel.name == "void" || is_template(code, at);
+    bool known = kernel.name.empty() || kernel.name == "void";
     for (const Kernel& other : all) {
       known = known || other.name == kernel.name;
     }
@@ -154,6 +177,17 @@ std::vector<Kernel> kernels_of(const std::string& code) {
     }
   }
   return all;
+}
+
+// Returns the names of the parameters of the kernel in an expression such as put<float>.
+std::string parameters_of(const std::vector<Kernel>& kernels, const std::string& expression) {
+  const std::string name = expression.substr(0, expression.find('<'));
+  for (const Kernel& one : kernels) {
+    if (ends_with(name, name.size(), one.name)) {
+      return one.parameters;
+    }
+  }
+  return "";
 }
 
 // Replaces «extern __shared__ float name[];» by a declaration with the linker's name of the dynamic shared memory.
@@ -178,11 +212,12 @@ std::string compiled_source(
   std::string made = "#define __CUDA_ARCH__ " + std::to_string(architecture * 10) + "\n";
   made += "#line 1 \"" + name + "\"\n" + with_dynamic_shared(source, code) + "\n";
   made += "#define EMULATOR_ARCHITECTURE " + std::to_string(architecture) + "\n#define EMULATOR_KERNELS(of)";
-  for (const Kernel& one : kernels_of(code)) {
-    made += " of(" + one.bounds + ", " + one.name + ")";
+  const std::vector<Kernel> kernels = kernels_of(code);
+  for (const Kernel& one : kernels) {
+    made += one.is_template ? "" : " of(" + one.bounds + ", \"" + one.parameters + "\", " + one.name + ")";
   }
   for (const std::string& one : expressions) {
-    made += " of((), " + one + ")";
+    made += " of((), \"" + parameters_of(kernels, one) + "\", " + one + ")";
   }
   return made + "\n#include \"kernel_table.h\"\n";
 }

@@ -32,6 +32,7 @@ from torch_backplane.drivers.cuda.errors import (
     checked,
     describe,
     error,
+    failed_call,
 )
 from torch_backplane.drivers.cuda.target import target
 from torch_backplane.kernels.dialects.cuda_cpp import CudaCpp
@@ -48,7 +49,7 @@ _FUNCTION = cuda.CUfunction_attribute
 # Statuses of a binary that does not fit the device: invalid image or PTX, no code for it, newer PTX, no such kernel.
 _NOT_LOADABLE = (200, 209, 218, 222, 500)
 
-# The call that a function of the native launcher makes, for messages.
+# The call that a function of the native launcher makes, for messages if the one that has failed is not known.
 CALLS = {
     "launch": "cuLaunchKernel",
     "launch_with_attributes": "cuLaunchKernelEx",
@@ -363,7 +364,7 @@ class CUDADevice(Device):
         return handle
 
     def native_error(self, call: str, status: int) -> Exception:
-        return error(CALLS.get(call, call), status)
+        return error(failed_call(status) or CALLS.get(call, call), status)
 
     # --- streams; the native launcher has the events -----------------------------------------------------------------
 

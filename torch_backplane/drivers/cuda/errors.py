@@ -7,6 +7,7 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
+from torch_backplane import _C
 from torch_backplane.drivers.base import DeviceError
 
 OUT_OF_MEMORY = 2
@@ -64,6 +65,14 @@ def describe(status: int) -> str:
         name, meaning = "CUDA error", "unknown to this version of cuda-bindings"
     remedy = REMEDIES.get(status, "")
     return f"{name} ({status}): {meaning}" + (f"; {remedy}" if remedy else "")
+
+
+def failed_call(status: int) -> str:
+    """Return the name of the function of libcuda that has failed with a status in the native launcher, in this thread.
+
+    Returns "" if that is not known. The next call does not return it again.
+    """
+    return _C.cuda_failed_call(status).partition("_v")[0]
 
 
 def error(call: str, status: int) -> DeviceError:

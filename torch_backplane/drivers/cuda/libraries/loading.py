@@ -121,9 +121,10 @@ def meaning(statuses: Mapping[int, str], header: str, status: int) -> str:
         status: other than 0.
     """
     if status < 0:
-        from torch_backplane.drivers.cuda.errors import describe
+        from torch_backplane.drivers.cuda.errors import describe, failed_call
 
-        return describe(-status)
+        call = failed_call(-status)
+        return f"{call} answered {describe(-status)}" if call else describe(-status)
     return statuses.get(status, f"see {header}")
 
 

@@ -1,0 +1,142 @@
+"""Tests kernels of the CUDA dialect on emulated devices that check bounds, races and barriers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import paths
+
+Result = Callable[..., "subprocess.CompletedProcess[str]"]
+
+START = f"""
+import json, re, sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = {[str(paths.TESTS / one) for one in ("cuda_emulator", "opencl", "support")]!r}
+import emulator
+import torch
+from torch.utils._pytree import tree_leaves
+from test_small_kernels import KERNELS
+
+torch.manual_seed(0)
+"""
+
+# Runs kernels of every family, or some; prints whether the results agree with the CPU's.
+FAMILIES = START + """
+emulator.check_blocks()
+said = {}
+for name, (function, arguments) in KERNELS.items():
+    if name in SOME or not SOME:
+        given = arguments()
+        found = [one.cpu() for one in tree_leaves(function(*(one.to("bp") for one in given)))]
+        said[name] = all(
+            torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(found, tree_leaves(function(*given)))
+        )
+print(json.dumps(said))
+"""
+_WITHOUT_LIBRARIES = {f"TORCH_BACKPLANE_{name}_LIBRARY": "none" for name in ("CUBLAS", "CUSOLVER", "CUFFT")}
+
+
+def _families(result: Result, *some: str) -> dict[str, bool]:
+    code = FAMILIES.replace("SOME", repr(some))
+    finished = result(code, CUDA_EMULATOR_CHECKS="1", **_WITHOUT_LIBRARIES)
+    assert "CUDA emulator" not in finished.stderr, finished.stderr
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return dict(json.loads(finished.stdout))
+
+
+def test_typical_kernels_have_no_findings(result: Result) -> None:
+    names = ("elementwise", "sum", "cumsum", "softmax", "product", "index_put, adding", "scatter_reduce")
+    assert _families(result, *names) == dict.fromkeys(names, True)
+
+
+def test_kernels_of_every_family_have_no_findings(result: Result) -> None:
+    said = _families(result)
+    assert len(said) > 35
+    assert all(said.values()), said
+
+
+# Makes every kernel wrong in one way; prints the names of all kernels.
+ALL_WRONG = START + """
+from torch_backplane.drivers.cuda.device import CUDADevice
+from torch_backplane.sanitizer.device import RESOLVE, Extent, Resolve
+
+kernels = set()
+build = CUDADevice.compile
+{way}
+for function, arguments in KERNELS.values():
+    function(*(one.to("bp") for one in arguments()))
+    torch.bp.synchronize()
+print(json.dumps(sorted(kernels)))
+"""
+
+WITHOUT_BARRIERS = """
+def compiled(self, text, entry):
+    if b"interpreter_barrier" in self._compiler.get(text, lambda program: program):
+        kernels.add(entry)
+        text = re.sub(r"#define BARRIER .*", "#define BARRIER", text)
+    return build(self, text, entry)
+
+CUDADevice.compile = compiled
+emulator.check_blocks()
+"""
+
+LESS_MEMORY = """
+def compiled(self, text, entry):
+    kernels.add(entry)
+    return build(self, text, entry)
+
+def less(address, extent):
+    known = RESOLVE(address, extent)
+    if known:
+        extent[0] = Extent(extent[0].begin, extent[0].bytes - 1, extent[0].fixed)
+    return known
+
+CUDADevice.compile = compiled
+resolve = Resolve(less)
+emulator.check_blocks(resolve)
+"""
+
+
+def _all_wrong(result: Result, way: str, kind: str, least: int) -> None:
+    # The builds of kernels are not kept: they are wrong.
+    finished = result(ALL_WRONG.format(way=way), CUDA_EMULATOR_CHECKS="report", **_WITHOUT_LIBRARIES)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    kernels = json.loads(finished.stdout)
+    assert len(kernels) >= least
+    reports = [line for line in finished.stderr.splitlines() if line.startswith(f"CUDA emulator: {kind}: ")]
+    assert [name for name in kernels if not any(f"kernel {name}: " in one for one in reports)] == []
+
+
+def test_missing_barriers_are_found_in_every_kernel(result: Result) -> None:
+    _all_wrong(result, WITHOUT_BARRIERS, "racecheck", 15)
+
+
+def test_accesses_out_of_bounds_are_found_in_every_kernel(result: Result) -> None:
+    _all_wrong(result, LESS_MEMORY, "memcheck", 45)
+
+
+def test_findings_are_errors_of_the_device(result: Result) -> None:
+    finished = result("""
+import struct, torch
+from torch_backplane import _C
+text = '''
+extern "C" __global__ void same(float* x, int to) {
+  __shared__ float part[8];
+  part[threadIdx.x] = x[threadIdx.x];
+  x[to] = part[7 - threadIdx.x];
+}'''
+handle = _C.compile_kernel(0, text, "same", "test")
+x = torch.ones(8, device="bp")
+_C.launch_kernel(0, handle, (8, 1, 1), (8, 1, 1), [x, struct.pack("i", 3)])
+try:
+    torch.bp.synchronize()
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+""", CUDA_EMULATOR_CHECKS="1")
+    assert finished.returncode == 0, finished.stderr
+    assert "racecheck: WAR hazard: kernel same: thread (4,0,0) in block (0,0,0) writes" in finished.stderr
+    assert "writes index 3 of x, and no barrier orders them (the first of" in finished.stderr
+    assert finished.stdout.startswith("AcceleratorError: bp:0 (Emulated CUDA device 0) was lost while waiting for a")
+    assert "CUDA_ERROR_LAUNCH_FAILED (719)" in finished.stdout
