@@ -10,6 +10,7 @@ from template_runners import check_cuda, dialect, random, run
 
 from torch_backplane.kernels import OpenCLC
 from torch_backplane.kernels.templates.convolution import forward, gathered, of_image, of_weight
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.unfold import Windows
 
 # batch, input channels, output channels, groups, sizes, window, stride, padding, dilation
@@ -104,6 +105,41 @@ def test_infinity_and_nan_propagate_as_in_pytorch():
     run(gathered(dialect("gpu"), values, (weight, image), sums, by_group(values, groups)))
     assert torch.equal(values.isinf(), exact.isinf())
     assert torch.equal(values.isnan(), exact.isnan())
+
+
+def with_epilogue(case: str, dtype: torch.dtype, last: bool):
+    """The arguments of `gathered` with an epilogue, its output, and the expected output: twice the results.
+
+    The results have no memory. Their channels come last if `last`.
+    """
+    image, weight, groups, w = made(case, dtype)
+    bias = random((weight.shape[0],), dtype)
+    exact = exactly(image, weight.double(), bias.double(), groups, w)
+    stored = torch.full(exact.shape, 9.0).to(dtype)
+    if last:
+        stored = stored.movedim(1, -1).contiguous().movedim(-1, 1)
+    epilogue = Operations(
+        "store_twice(place, product * 2);", True, torch.int32, "", frozenset(), {}, {"twice": stored}, {}
+    )
+    values = torch.empty_strided(stored.shape, stored.stride(), dtype=dtype, device="meta")
+    sums = forward(values, image, weight, groups, w)
+    arguments = (values, (weight, image), sums, by_group(values, groups), bias, None, epilogue)
+    return arguments, stored, exact * 2
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_epilogues_use_places_in_memory(case, dtype, last):
+    arguments, stored, expected = with_epilogue(case, dtype, last)
+    run(gathered(dialect("gpu", compute_units=64), *arguments))
+    assert close(stored / 2, expected / 2, arguments[2].k.count)
+
+
+@pytest.mark.parametrize("case", ["plain", "depthwise", "many channels, few places"])
+def test_epilogues_compile_for_cuda(case):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        check_cuda(gathered, *with_epilogue(case, dtype, True)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

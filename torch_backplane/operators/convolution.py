@@ -24,6 +24,7 @@ from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
 from torch_backplane.planning import (
@@ -337,6 +338,42 @@ def _gather(
 ) -> None:
     limit = workspace()
     run_template(gathered, out.device, out, (a, b), sums, results, bias, name="convolution", workspace=limit)
+
+
+def convolution_takes_operations(values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `convolution_with_operations` accepts the operands; `values` has the sizes of the results."""
+    return 0 not in (*values.shape, *self.shape, *weight.shape) and can_gather(dialect_of(self.device), self.dtype)
+
+
+def convolution_gathers(
+    values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor, settings: Sequence[Any]
+) -> bool:
+    """Whether `convolution` uses the same kernel as `convolution_with_operations`, which must accept the operands."""
+    windows = _windows(self, values, weight, *settings[:3])
+    return not windows.trivial and convolutions.choose(self, weight, settings[-1], windows) == "generated"
+
+
+def convolution_with_operations(
+    values: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    settings: Sequence[Any],
+    epilogue: Operations,
+) -> None:
+    """Computes a convolution that is not transposed, and uses the results in the kernel that computes them.
+
+    Args:
+        values: the results; only sizes, strides and dtype count. The epilogue's `place` follows the strides.
+        self, weight, bias, settings: the arguments of the convolution. None of the tensors is empty.
+        epilogue: what becomes of the results.
+    """
+    self, weight = self.contiguous(), weight.contiguous()
+    bias, groups = None if bias is None else bias.contiguous(), settings[-1]
+    sums = forward(values, self, weight, groups, _windows(self, values, weight, *settings[:3]))
+    results = _by_group(values, groups)
+    operands = (values, (weight, self), sums, results, bias, workspace(), epilogue)
+    run_template(gathered, self.device, *operands, name="convolution")
 
 
 def _correlate(
