@@ -305,32 +305,44 @@ import sys
 sys.path[:0] = PATHS
 import torch
 import test_convolution_epilogues as tests
-for name in tests.CASES:
+for arguments in CALLS:
     torch._dynamo.reset()
-    launched = tests.check(name, "fused")
-    if launched != tests.FUSED_KERNELS.get(name, launched):
-        print(name, launched)
-for name in ("normalized", "depthwise", "long sums of few results", "kept itself"):
-    torch._dynamo.reset()
-    print(*tests.check(name, "fused", is_last=True))
-for dtype in (torch.float16, torch.bfloat16):
-    torch._dynamo.reset()
-    print(*tests.check("normalized", "fused", dtype))
+    print(*tests.check(arguments[0], "fused", *arguments[1:]))
 """
 
 
-def test_on_the_target_of_a_gpu(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """In OpenCL C."""
+def on_modelled_gpu(run_forked: Callable[..., subprocess.CompletedProcess[str]], calls: str) -> list[str]:
+    """Runs `check` on the target of a GPU in OpenCL C, for each of the calls. Returns their kernels."""
     on_opencl.require_platform()
     folder = Path(__file__).parent
     program = GPU.replace("PATHS", repr([str(folder), str(folder.parent), str(folder.parent / "support")]))
-    ran = run_forked(program, TORCH_BACKPLANE_DRIVERS="opencl", TORCH_BACKPLANE_TARGET="nvidia-ada")
+    ran = run_forked(
+        program.replace("CALLS", calls), TORCH_BACKPLANE_DRIVERS="opencl", TORCH_BACKPLANE_TARGET="nvidia-ada"
+    )
+    return ran.stdout.splitlines()
+
+
+def test_on_the_target_of_a_gpu(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    names = ("normalized", "one dimension", "groups", "depthwise", "long sums of few results", "kept itself")
+    launched = on_modelled_gpu(run_forked, str([(name,) for name in names]))
+    assert launched == [" ".join(FUSED_KERNELS[name]) for name in names]
+
+
+def test_layouts_and_dtypes_on_the_target_of_a_gpu(
+    run_forked: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    calls = [
+        ("normalized", torch.float32, True),
+        ("depthwise", torch.float32, True),
+        ("long sums of few results", torch.float32, True),
+        ("normalized", torch.float16),
+        ("several results", torch.bfloat16, True),
+    ]
     copies = "bp_copy bp_copy"  # of the image and of the weight
-    assert ran.stdout.splitlines() == [
+    assert on_modelled_gpu(run_forked, str(calls)) == [
         f"{copies} {TILED}",
         "bp_copy bp_convolution2_alone_epilogue",
         f"{copies} bp_convolution2_parts bp_convolution_sum",
+        TILED,
         f"{copies} {TILED}",
-        TILED,
-        TILED,
     ]

@@ -139,12 +139,12 @@ def keep_layouts_of_convolutions(graph: ModuleType) -> None:
     decide: Callable[..., bool] = lowering.decide_layout_opt
 
     @functools.wraps(decide)
-    def decide_layout_opt(gm: torch.fx.GraphModule, *given: Any, **named: Any) -> bool:
+    def decide_layout_opt(*given: Any, **named: Any) -> bool:
         from torch._inductor import config
 
-        if not config.force_layout_optimization and _convolves_on_gpu(gm.graph):
-            return False
-        return decide(gm, *given, **named)
+        decided = decide(*given, **named)
+        graph = (given[0] if given else named["gm"]).graph
+        return decided and (config.force_layout_optimization or not _convolves_on_gpu(graph))
 
     lowering.decide_layout_opt = staticmethod(decide_layout_opt)
 
@@ -154,7 +154,7 @@ def _convolves_on_gpu(graph: torch.fx.Graph) -> bool:
     from torch_backplane.planning.launch import dialect_of
 
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    devices = {node.meta["val"].device for node in found}
+    devices = {node.meta["val"].device for node in found if "val" in node.meta}
     return any(
         one.type == "bp" and drivers.device(one.index).properties.dialect and dialect_of(one).target.simt
         for one in devices
