@@ -65,11 +65,12 @@ def calls(case: str, dtype: torch.dtype, of_device: OpenCLC):
     of = torch.autograd.grad(exact, wide, grad.double())
     values, image_grad, weight_grad = (torch.full(t.shape, 9.0).to(dtype) for t in (exact, image, weight))
     results = weight_grad.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    yield (values, (weight, image), forward(values, image, weight, groups, w), by_group(values, groups), bias), exact
-    yield (weight_grad, (grad, image), of_weight(weight_grad, grad, image, groups, w), results), of[1]
+    sums = forward(values, image, weight, groups, w)
+    yield (by_group(values, groups), (weight, image), sums, bias), by_group(exact, groups)
+    yield (results, (grad, image), of_weight(weight_grad, grad, image, groups, w)), of[1].view(results.shape)
     if all(step == 1 for step in w.stride):
         spread = of_image(image_grad, grad, weight, groups, w)
-        yield (image_grad, (weight, grad), spread, by_group(image_grad, groups)), of[0]
+        yield (by_group(image_grad, groups), (weight, grad), spread), by_group(of[0], groups)
 
 
 @pytest.mark.parametrize("units", [1, 64])
@@ -102,7 +103,7 @@ def test_infinity_and_nan_propagate_as_in_pytorch():
     exact = exactly(image, weight, None, groups, w)
     values = torch.empty_like(exact, dtype=torch.float32)
     sums = forward(values, image, weight, groups, w)
-    run(gathered(dialect("gpu"), values, (weight, image), sums, by_group(values, groups)))
+    run(gathered(dialect("gpu"), by_group(values, groups), (weight, image), sums))
     assert torch.equal(values.isinf(), exact.isinf())
     assert torch.equal(values.isnan(), exact.isnan())
 
@@ -123,7 +124,7 @@ def with_epilogue(case: str, dtype: torch.dtype, last: bool):
     )
     values = torch.empty_strided(stored.shape, stored.stride(), dtype=dtype, device="meta")
     sums = forward(values, image, weight, groups, w)
-    arguments = (values, (weight, image), sums, by_group(values, groups), bias, None, epilogue)
+    arguments = (by_group(values, groups), (weight, image), sums, bias, None, epilogue)
     return arguments, stored, exact * 2
 
 

@@ -89,17 +89,8 @@ def _product_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
 
 def _convolution_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(lower)
-    def lower_convolution(
-        x: Any,
-        weight: Any,
-        bias: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        transposed: bool,
-        output_padding: Any,
-        groups: Any,
-    ) -> Any:
+    def lower_convolution(x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
+        stride, padding, dilation, transposed, _, groups = settings
         found = None
         if not transposed and _are_templates([one for one in (x, weight, bias) if one is not None]):
             from torch_backplane.compile import fused_templates
@@ -107,7 +98,7 @@ def _convolution_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
             steps = {"stride": stride, "padding": padding, "dilation": dilation}
             found = fused_templates.lower_convolution(x, weight, bias, steps, groups)
         if found is None:
-            found = lower(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+            found = lower(x, weight, bias, *settings)
         return found
 
     return lower_convolution

@@ -334,10 +334,10 @@ def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _gather(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, results: torch.Tensor, bias: torch.Tensor | None
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, bias: torch.Tensor | None
 ) -> None:
     limit = workspace()
-    run_template(gathered, out.device, out, (a, b), sums, results, bias, name="convolution", workspace=limit)
+    run_template(gathered, out.device, out, (a, b), sums, bias, name="convolution", workspace=limit)
 
 
 def convolution_takes_operations(values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -371,8 +371,7 @@ def convolution_with_operations(
     self, weight = self.contiguous(), weight.contiguous()
     bias, groups = None if bias is None else bias.contiguous(), settings[-1]
     sums = forward(values, self, weight, groups, _windows(self, values, weight, *settings[:3]))
-    results = _by_group(values, groups)
-    operands = (values, (weight, self), sums, results, bias, workspace(), epilogue)
+    operands = (_by_group(values, groups), (weight, self), sums, bias, workspace(), epilogue)
     run_template(gathered, self.device, *operands, name="convolution")
 
 
@@ -390,8 +389,7 @@ def _correlate(
         _by_winograd(values, image, weight, bias, groups, w)
         return
     if not w.trivial and _gathers(values):
-        sums, results = forward(values, image, weight, groups, w), _by_group(values, groups)
-        _gather(values, weight, image, sums, results, bias)
+        _gather(_by_group(values, groups), weight, image, forward(values, image, weight, groups, w), bias)
         return
     matrix = _matrix(weight, groups)
     for part in _chunks(image, w, image.dtype):
@@ -417,8 +415,7 @@ def _spread(
         _by_winograd(image, values, weight, bias, groups, w.transposed(), of_image=True)
         return
     if all(step == 1 for step in w.stride) and _gathers(image):
-        sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)
-        _gather(image, weight, values, sums, results, bias)
+        _gather(_by_group(image, groups), weight, values, of_image(image, values, weight, groups, w), bias)
         return
     dtype = value_dtype(image.dtype)
     matrix = _matrix(weight, groups).mT.to(dtype)
@@ -465,7 +462,7 @@ def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.T
         channels, of_group, *window = weight_grad.shape
         results = weight_grad.view(groups, channels // groups, of_group, math.prod(window))
         sums = of_weight(weight_grad, values, image, groups, w)
-        _gather(weight_grad, values, image, sums, results, None)
+        _gather(results, values, image, sums, None)
         return
     # The results of several slices of the batch are summed in float32 (float64 for float64).
     parts = list(_chunks(image, w, image.dtype))

@@ -197,7 +197,6 @@ def gathered(
     out: torch.Tensor,
     factors: tuple[torch.Tensor, torch.Tensor],
     sums: Sums,
-    results: torch.Tensor,
     bias: torch.Tensor | None = None,
     workspace: int | None = None,
     epilogue: Operations | None = None,
@@ -205,9 +204,9 @@ def gathered(
     """Computes out as `sums` describes.
 
     Args:
-        out: with an epilogue, only its sizes, strides and dtype count.
+        out: the results as (groups, rows, first coordinate of j, other coordinates of j), with any strides. With an
+            epilogue, only its sizes, strides and dtype count.
         factors: a and b.
-        results: a view of out as (groups, rows, first coordinate of j, other coordinates of j).
         bias: one number per group and row.
         workspace: maximum bytes for partial sums, if there is a limit.
         epilogue: what the kernel computes instead of storing the results.
@@ -264,9 +263,8 @@ def gathered(
         constants=constants,
         group_size=side * side,
     ).launch()
-    added = None if bias is None else bias.view(sums.groups, sums.rows, 1, 1).expand(results.shape)
-    last = add_parts(dialect, "convolution", results, parts, added, epilogue=epilogue, in_rows=False)
-    return [first, *last]
+    added = None if bias is None else bias.view(sums.groups, sums.rows, 1, 1).expand(out.shape)
+    return [first, *add_parts(dialect, "convolution", out, parts, added, epilogue=epilogue)]
 
 
 def _places(axis: str, rank: int) -> list[str]:

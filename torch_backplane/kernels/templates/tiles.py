@@ -262,16 +262,15 @@ def add_parts(
     c: torch.Tensor | None = None,
     scales: tuple[int | float, int | float] = (1, 1),
     epilogue: Operations | None = None,
-    in_rows: bool = True,
 ) -> list[Launch]:
     """Computes out = beta * c + alpha * (sum of the partial sums `given`); `scales` are alpha and beta.
 
     Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
-    them if there are too few results to fill the device. An epilogue uses the result's row and column, or with
-    `in_rows` false, its offset in out, of which only sizes, strides and dtype count then.
+    them if there are too few results to fill the device. With an epilogue, only out's sizes and dtype count,
+    and if it is flat, out's strides.
     """
     kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
-    by_row = epilogue is not None and in_rows
+    by_row = epilogue is not None and not epilogue.flat
     stored = (stored_results if by_row else stored_at)(dialect, out, epilogue)
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
