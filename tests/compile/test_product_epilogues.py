@@ -20,10 +20,10 @@ from torch_backplane import drivers
 if not drivers.device(0).properties.dialect:
     pytest.skip("the devices have no dialect", allow_module_level=True)
 
-import fused_products
-from fused_products import CANDIDATES, kernels
+import fused_templates
+from fused_templates import CANDIDATES, kernels
 
-from torch_backplane.compile import product_kernel
+from torch_backplane.compile import template_kernel
 from torch_backplane.tuning.choosing import forcing
 
 Case = tuple[Callable[..., Any], list[tuple[int, ...]]]
@@ -101,7 +101,7 @@ def operands(name: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor
 
 def check(name: str, candidate: str, dtype: torch.dtype = torch.float32) -> None:
     """Compares a case with the CPU in float64, for the given candidate."""
-    fused_products.check(CASES[name][0], operands(name, dtype), candidate, dtype)
+    fused_templates.check(CASES[name][0], operands(name, dtype), candidate, dtype)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
@@ -123,11 +123,11 @@ def test_one_kernel(name: str) -> None:
         pytest.skip("Inductor of torch 2.11 fuses no operators that use a view of a product with other sizes")
     compiled = torch.compile(CASES[name][0], options={"max_autotune_gemm": True})
     given = [one.to("bp") for one in operands(name)]
-    with forcing(product_kernel.FAMILY, product_kernel.FUSED):
+    with forcing(template_kernel.FAMILY, template_kernel.FUSED):
         (kernel,) = kernels(compiled, *given)
     assert kernel.startswith("bp_matmul_")
     assert kernel.endswith("_epilogue")
-    with forcing(product_kernel.FAMILY, product_kernel.SEPARATE):
+    with forcing(template_kernel.FAMILY, template_kernel.SEPARATE):
         *_, last = kernels(compiled, *given)
     assert last.startswith("bp_fused_")
 
@@ -136,7 +136,7 @@ def test_default_mode_fuses_nothing() -> None:
     given = [one.to("bp") for one in operands("scaled")]
     _, (code,) = torch._inductor.utils.run_and_get_code(torch.compile(CASES["scaled"][0]), *given)
     assert "extern_kernels.mm(" in code
-    assert "ProductKernel" not in code
+    assert "TemplateKernel" not in code
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
@@ -145,12 +145,12 @@ def test_dynamic_shapes(candidate: str) -> None:
         return F.silu(F.linear(x, w, b)) + r * x.shape[0]
 
     compiled = torch.compile(function, mode="max-autotune", dynamic=True)
-    with forcing(product_kernel.FAMILY, candidate):
+    with forcing(template_kernel.FAMILY, candidate):
         for rows, depth, columns in ((12, 24, 50), (65, 24, 50), (33, 100, 7), (2, 9, 70), (12, 24, 50)):
             given = [torch.randn(shape) for shape in ((rows, depth), (columns, depth), (columns,), (rows, columns))]
             on_bp = [one.to("bp") for one in given]
             torch.testing.assert_close(compiled(*on_bp).cpu(), function(*given), rtol=1e-4, atol=1e-4)
-            assert kernels(compiled, *on_bp)[0].endswith("_epilogue") == (candidate == product_kernel.FUSED)
+            assert kernels(compiled, *on_bp)[0].endswith("_epilogue") == (candidate == template_kernel.FUSED)
 
 
 def test_the_first_call_measures(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,8 +171,8 @@ def test_a_kernel_that_does_not_build(monkeypatch: pytest.MonkeyPatch, recwarn: 
     def broken(statements: str, *rest: Any, **named: Any) -> Any:
         return epilogue("this is no statement;", *rest, **named)
 
-    epilogue = product_kernel.Operations
-    monkeypatch.setattr(product_kernel, "Operations", broken)
+    epilogue = template_kernel.Operations
+    monkeypatch.setattr(template_kernel, "Operations", broken)
     compiled = torch.compile(lambda a, b: (a @ b).cos() * 3, mode="max-autotune")
     for rows in (20, 20):
         a, b = torch.randn(rows, 30), torch.randn(30, 40)
@@ -185,8 +185,8 @@ def test_a_kernel_that_does_not_build(monkeypatch: pytest.MonkeyPatch, recwarn: 
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_training(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are products with epilogues, too; they are computed in other threads."""
-    family = product_kernel.FAMILY
-    monkeypatch.setattr(product_kernel.tuning, "forced", lambda one: candidate if one == family else None)
+    family = template_kernel.FAMILY
+    monkeypatch.setattr(template_kernel.tuning, "forced", lambda one: candidate if one == family else None)
     model = nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 8))
     ours, x = copy.deepcopy(model).to("bp"), torch.randn(30, 20)
     torch.compile(ours, mode="max-autotune")(x.to("bp")).square().sum().backward()
@@ -199,7 +199,7 @@ def test_random_numbers_are_those_of_eager_mode() -> None:
     """Kernels with random numbers stay separate."""
     compiled = torch.compile(lambda a, b: F.dropout(a @ b, 0.5), mode="max-autotune")
     a, b = torch.randn(20, 30, device="bp"), torch.randn(30, 40, device="bp")
-    with forcing(product_kernel.FAMILY, product_kernel.FUSED):
+    with forcing(template_kernel.FAMILY, template_kernel.FUSED):
         torch.bp.manual_seed(3)
         found = compiled(a, b)
     torch.bp.manual_seed(3)
@@ -236,7 +236,7 @@ for name in ("residual", "several results"):
 for name in ("scaled", "long sums of few results"):
     torch._dynamo.reset()
     compiled = torch.compile(tests.CASES[name][0], mode="max-autotune")
-    with forcing(tests.product_kernel.FAMILY, "fused"):
+    with forcing(tests.template_kernel.FAMILY, "fused"):
         print(*tests.kernels(compiled, *(one.to("bp") for one in tests.operands(name))))
 """
 

@@ -23,10 +23,10 @@ from torch_backplane.planning.launch import dialect_of
 if not drivers.device(0).properties.dialect:
     pytest.skip("the devices have no dialect", allow_module_level=True)
 
-import fused_products
-from fused_products import CANDIDATES, kernels
+import fused_templates
+from fused_templates import CANDIDATES, kernels
 
-from torch_backplane.compile import product_kernel
+from torch_backplane.compile import template_kernel
 from torch_backplane.compile.indexing import PLACE, index_at_place
 from torch_backplane.tuning.choosing import forcing
 
@@ -104,14 +104,14 @@ def operands(case: Case, dtype: torch.dtype = torch.float32) -> list[torch.Tenso
 
 def check(case: Case, candidate: str, dtype: torch.dtype = torch.float32) -> list[str]:
     """Compares a case with the CPU, and returns its kernels."""
-    return fused_products.check(case[0], operands(case, dtype), candidate, dtype)
+    return fused_templates.check(case[0], operands(case, dtype), candidate, dtype)
 
 
 @needs_gpu
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel(name: str) -> None:
     """Only sums that are split have another kernel, which adds up their parts."""
-    first, *rest = check(CASES[name], product_kernel.FUSED)
+    first, *rest = check(CASES[name], template_kernel.FUSED)
     assert first.startswith("bp_matmul_")
     assert "_prologue" in first
     assert rest in ([], ["bp_matmul_sum"], ["bp_matmul_sum_chunks", "bp_matmul_sum"])
@@ -120,7 +120,7 @@ def test_one_kernel(name: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("name", CASES)
 def test_separate_kernels(name: str) -> None:
-    first, *rest = check(CASES[name], product_kernel.SEPARATE)
+    first, *rest = check(CASES[name], template_kernel.SEPARATE)
     assert first.startswith("bp_fused_")
     assert not any("prologue" in one for one in rest)
 
@@ -128,7 +128,7 @@ def test_separate_kernels(name: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("name", SEVERAL_KERNELS)
 def test_not_fused(name: str) -> None:
-    assert not any("prologue" in one for one in check(SEVERAL_KERNELS[name], product_kernel.FUSED))
+    assert not any("prologue" in one for one in check(SEVERAL_KERNELS[name], template_kernel.FUSED))
 
 
 # Inductor leaves arithmetic in half precision outside, but not conversions.
@@ -175,7 +175,7 @@ def test_norms_stay_one_kernel() -> None:
     def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:]) @ w
 
-    norm, *product = check((normed, [(33, 64), (64, 50)], []), product_kernel.FUSED)
+    norm, *product = check((normed, [(33, 64), (64, 50)], []), template_kernel.FUSED)
     assert norm.startswith("bp_fused_")
     assert len(product) == 1
     assert "prologue" not in product[0]
@@ -188,21 +188,21 @@ def test_dynamic_shapes(candidate: str) -> None:
         return F.silu(F.linear(x.sin(), w.to(x.dtype) * s)) * x.shape[0]
 
     compiled = torch.compile(function, mode="max-autotune", dynamic=True)
-    with forcing(product_kernel.FAMILY, candidate):
+    with forcing(template_kernel.FAMILY, candidate):
         for rows, depth, columns in ((12, 24, 50), (65, 24, 50), (33, 100, 7), (2, 9, 70), (12, 24, 50)):
             x, s = torch.randn(rows, depth), torch.randn(columns, 1)
             w = torch.randint(-9, 9, (columns, depth), dtype=torch.int8)
             on_bp = [one.to("bp") for one in (x, w, s)]
             torch.testing.assert_close(compiled(*on_bp).cpu(), function(x, w, s), rtol=1e-4, atol=1e-3)
             is_fused = kernels(compiled, *on_bp) == ["bp_matmul_tiled_prologue_epilogue"]
-            assert is_fused == (candidate == product_kernel.FUSED)
+            assert is_fused == (candidate == template_kernel.FUSED)
 
 
 @needs_gpu
 def test_not_a_number_stays_in_its_row() -> None:
     a, b = torch.zeros(9, 13), torch.ones(13, 21)
     a[4, 7], a[6, 0] = float("nan"), float("inf")
-    with forcing(product_kernel.FAMILY, product_kernel.FUSED):
+    with forcing(template_kernel.FAMILY, template_kernel.FUSED):
         found = torch.compile(lambda a, b: a.exp() @ b, mode="max-autotune")(a.to("bp"), b.to("bp"))
     torch.testing.assert_close(found.cpu(), a.exp() @ b, equal_nan=True)
 
@@ -232,7 +232,7 @@ def test_gradients() -> None:
 def test_random_numbers_are_those_of_eager_mode() -> None:
     compiled = torch.compile(lambda a, b: F.dropout(a, 0.5) @ b, mode="max-autotune")
     a, b = torch.randn(20, 30, device="bp"), torch.randn(30, 40, device="bp")
-    with forcing(product_kernel.FAMILY, product_kernel.FUSED):
+    with forcing(template_kernel.FAMILY, template_kernel.FUSED):
         torch.bp.manual_seed(3)
         found = compiled(a, b)
     torch.bp.manual_seed(3)

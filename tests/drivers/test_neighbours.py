@@ -112,6 +112,13 @@ found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).
 found.append(run(lambda: torch.compile(lambda x: (x.cumsum(-1), x.cummax(0)))(x)))
 from torch._inductor import ir
 found += [run(ir.Scan.create), run(ir.Scan.create, torch.device("cpu"))]
+from torch._inductor.graph import GraphLowering
+from torch.fx.experimental.proxy_tensor import make_fx
+convolved = make_fx(lambda x: torch.ops.aten.convolution(x, x, None, [1], [0], [1], False, [0], 1))(x[None])
+for graph in (convolved, make_fx(torch.sin)(x)):
+    found.append(run(GraphLowering.decide_layout_opt, graph, is_inference=True))
+found += [run(GraphLowering.decide_layout_opt), run(GraphLowering.decide_layout_opt, graph)]
+found.append(run(lambda: torch.compile(lambda x: torch.nn.functional.conv1d(x, x))(x[None]).tolist()))
 """
 
 ASSOCIATIVE_SCAN = """
@@ -165,6 +172,7 @@ REPLACED = {
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
     "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
     "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
+    "torch._inductor.graph.GraphLowering.decide_layout_opt": INDUCTOR,
     "torch._inductor.ir.Scan.create": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,

@@ -10,6 +10,7 @@ from template_runners import check_cuda, dialect, random, run
 
 from torch_backplane.kernels import OpenCLC
 from torch_backplane.kernels.templates.convolution import forward, gathered, of_image, of_weight
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.unfold import Windows
 
 # batch, input channels, output channels, groups, sizes, window, stride, padding, dilation
@@ -64,11 +65,12 @@ def calls(case: str, dtype: torch.dtype, of_device: OpenCLC):
     of = torch.autograd.grad(exact, wide, grad.double())
     values, image_grad, weight_grad = (torch.full(t.shape, 9.0).to(dtype) for t in (exact, image, weight))
     results = weight_grad.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    yield (values, (weight, image), forward(values, image, weight, groups, w), by_group(values, groups), bias), exact
-    yield (weight_grad, (grad, image), of_weight(weight_grad, grad, image, groups, w), results), of[1]
+    sums = forward(values, image, weight, groups, w)
+    yield (by_group(values, groups), (weight, image), sums, bias), by_group(exact, groups)
+    yield (results, (grad, image), of_weight(weight_grad, grad, image, groups, w)), of[1].view(results.shape)
     if all(step == 1 for step in w.stride):
         spread = of_image(image_grad, grad, weight, groups, w)
-        yield (image_grad, (weight, grad), spread, by_group(image_grad, groups)), of[0]
+        yield (by_group(image_grad, groups), (weight, grad), spread), by_group(of[0], groups)
 
 
 @pytest.mark.parametrize("units", [1, 64])
@@ -101,9 +103,44 @@ def test_infinity_and_nan_propagate_as_in_pytorch():
     exact = exactly(image, weight, None, groups, w)
     values = torch.empty_like(exact, dtype=torch.float32)
     sums = forward(values, image, weight, groups, w)
-    run(gathered(dialect("gpu"), values, (weight, image), sums, by_group(values, groups)))
+    run(gathered(dialect("gpu"), by_group(values, groups), (weight, image), sums))
     assert torch.equal(values.isinf(), exact.isinf())
     assert torch.equal(values.isnan(), exact.isnan())
+
+
+def with_epilogue(case: str, dtype: torch.dtype, last: bool):
+    """The arguments of `gathered` with an epilogue, its output, and the expected output: twice the results.
+
+    The results have no memory. Their channels come last if `last`.
+    """
+    image, weight, groups, w = made(case, dtype)
+    bias = random((weight.shape[0],), dtype)
+    exact = exactly(image, weight.double(), bias.double(), groups, w)
+    stored = torch.full(exact.shape, 9.0).to(dtype)
+    if last:
+        stored = stored.movedim(1, -1).contiguous().movedim(-1, 1)
+    epilogue = Operations(
+        "store_twice(place, product * 2);", True, torch.int32, "", frozenset(), {}, {"twice": stored}, {}
+    )
+    values = torch.empty_strided(stored.shape, stored.stride(), dtype=dtype, device="meta")
+    sums = forward(values, image, weight, groups, w)
+    arguments = (by_group(values, groups), (weight, image), sums, bias, None, epilogue)
+    return arguments, stored, exact * 2
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_epilogues_use_places_in_memory(case, dtype, last):
+    arguments, stored, expected = with_epilogue(case, dtype, last)
+    run(gathered(dialect("gpu", compute_units=64), *arguments))
+    assert close(stored / 2, expected / 2, arguments[2].k.count)
+
+
+@pytest.mark.parametrize("case", ["plain", "depthwise", "many channels, few places"])
+def test_epilogues_compile_for_cuda(case):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        check_cuda(gathered, *with_epilogue(case, dtype, True)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -299,11 +299,11 @@ def test_products_with_elementwise_operators(tmp_path: Path) -> None:
     steps = {one["name"]: one["operators"] for one in data["compilations"][0]["graphs"][0]["steps"]}
     (kernel,) = (name for name in steps if name.startswith(PREFIX))
     assert steps == {kernel: ["aten.mm", "aten.relu", "aten.add"], "extern_kernels.mm": ["aten.mm"]}
-    (product,) = data["products"]
+    (product,) = data["templates"]
     described, _, chosen = product.rpartition(": ")
     assert described == f"{kernel} ([20, 30]:[30, 1] @ [30, 40]:[40, 1])"
     assert chosen in ("one kernel", "the product as in eager PyTorch, then a kernel")
-    assert f"\nProducts with elementwise operators\n  {kernel} " in ended.stdout
+    assert f"\nProducts and convolutions with elementwise operators\n  {kernel} " in ended.stdout
 
 
 def test_program_that_compiles_nothing(tmp_path: Path) -> None:

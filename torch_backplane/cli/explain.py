@@ -101,10 +101,10 @@ def lines(report: Report) -> Iterator[str]:
     for one in recompiled:
         yield f"  {_title(one)}"
         yield from _wrapped(one.recompile_reason or "", 4)
-    if report.products:
-        yield from ("", "Products with elementwise operators")
-    for product in report.products:
-        yield from _wrapped(product, 2)
+    if report.templates:
+        yield from ("", "Products and convolutions with elementwise operators")
+    for text in report.templates:
+        yield from _wrapped(text, 2)
     if report.problems:
         yield from ("", "Not recorded")
     for problem in report.problems:

@@ -2,8 +2,9 @@
 
 - Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
 - Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
-  graph does, and `runtime` replays it as a plan. `scans` writes scans. `products` and `product_kernel` fuse elementwise
-  operations into products. `cpu_indices` moves indices to the device. `host` compiles for host devices.
+  graph does, and `runtime` replays it as a plan. `scans` writes scans. `fused_templates` and `template_kernel` fuse
+  elementwise operations into products and convolutions. `cpu_indices` moves indices to the device. `host` compiles
+  for host devices.
 - `associative_scan` lets the operator of this name accept bp tensors.
 
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
@@ -71,7 +72,7 @@ def _lower(lowering: types.ModuleType) -> None:
 
     inductor.avoid_missing_atomics(lowering)
     random_numbers.register_lowerings(lowering)
-    inductor.make_products_templates(lowering)
+    inductor.make_templates(lowering)
 
 
 def _replace_random_numbers(joint_graph: types.ModuleType) -> None:
@@ -90,6 +91,12 @@ def _scan(ir: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
     inductor.scan_whole_lines(ir)
+
+
+def _keep_layouts(graph: types.ModuleType) -> None:
+    from torch_backplane.compile import inductor
+
+    inductor.keep_layouts_of_convolutions(graph)
 
 
 def _schedule(scheduler: types.ModuleType) -> None:
@@ -137,6 +144,7 @@ HOOKS: dict[str, Hook] = {
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
     "torch._inductor.fx_passes.post_grad": _make_indices,
     "torch._inductor.ir": _scan,
+    "torch._inductor.graph": _keep_layouts,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,
     "torch._inductor.codegen.common": _register_with_inductor,

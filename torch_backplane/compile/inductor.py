@@ -59,29 +59,53 @@ def avoid_missing_atomics(module: ModuleType) -> None:
     module.needs_fallback_due_to_atomic_add_limitations = decide  # type: ignore[attr-defined]
 
 
-def make_products_templates(lowering: ModuleType) -> None:
-    """Lets products of bp be templates under max-autotune (products.py), in `torch._inductor.lowering`."""
+def make_templates(lowering: ModuleType) -> None:
+    """Lets products and convolutions of bp be templates under max-autotune (fused_templates.py).
+
+    `lowering` is `torch._inductor.lowering`.
+    """
     aten = torch.ops.aten
     lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
     for operator in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
         for key in (operator, operator.default):
             lowerings[key] = _product_lowering(lowerings[key])
+    for key in (aten.convolution, aten.convolution.default):
+        lowerings[key] = _convolution_lowering(lowerings[key])
 
 
 def _product_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(lower)
     def lower_product(*operands: Any, **options: Any) -> Any:
         scales = (options.get("alpha", 1), options.get("beta", 1))
-        if not options.keys() <= {"alpha", "beta"} or not _is_template(operands, scales):
+        are_numbers = all(isinstance(one, (int, float)) for one in scales)
+        if not options.keys() <= {"alpha", "beta"} or not are_numbers or not _are_templates(operands):
             return lower(*operands, **options)
-        from torch_backplane.compile import products
+        from torch_backplane.compile import fused_templates
 
-        return products.lower(*operands, scales=scales)
+        return fused_templates.lower_product(*operands, scales=scales)
 
     return lower_product
 
 
-def _is_template(operands: Sequence[Any], scales: Sequence[Any]) -> bool:
+def _convolution_lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(lower)
+    def lower_convolution(x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
+        stride, padding, dilation, transposed, _, groups = settings
+        found = None
+        if not transposed and _are_templates([one for one in (x, weight, bias) if one is not None]):
+            from torch_backplane.compile import fused_templates
+
+            steps = {"stride": stride, "padding": padding, "dilation": dilation}
+            found = fused_templates.lower_convolution(x, weight, bias, steps, groups)
+        if found is None:
+            found = lower(x, weight, bias, *settings)
+        return found
+
+    return lower_convolution
+
+
+def _are_templates(operands: Sequence[Any]) -> bool:
+    """Whether products or convolutions with these operands become templates."""
     from torch._inductor import config, ir
 
     if not (config.max_autotune or config.max_autotune_gemm):
@@ -93,7 +117,38 @@ def _is_template(operands: Sequence[Any], scales: Sequence[Any]) -> bool:
         all(one.get_device().type == "bp" for one in operands)
         and len(dtypes) == 1
         and dtypes <= {torch.float32, torch.float16, torch.bfloat16}
-        and all(isinstance(one, (int, float)) for one in scales)
+    )
+
+
+def keep_layouts_of_convolutions(graph: ModuleType) -> None:
+    """Lets convolutions on bp keep the layouts of eager PyTorch on GPUs, in `torch._inductor.graph`.
+
+    Inductor prefers channels last for cuDNN. Kernels of bp compute on contiguous tensors, so each convolution would
+    copy its operands and its results twice.
+    """
+    lowering: Any = graph.GraphLowering  # type: ignore[attr-defined]
+    decide: Callable[..., bool] = lowering.decide_layout_opt
+
+    @functools.wraps(decide)
+    def decide_layout_opt(*given: Any, **named: Any) -> bool:
+        from torch._inductor import config
+
+        decided = decide(*given, **named)
+        graph = (given[0] if given else named["gm"]).graph
+        return decided and (config.force_layout_optimization or not _convolves_on_gpu(graph))
+
+    lowering.decide_layout_opt = staticmethod(decide_layout_opt)
+
+
+def _convolves_on_gpu(graph: torch.fx.Graph) -> bool:
+    """Whether a graph has a convolution on a bp device whose work items run in lockstep."""
+    from torch_backplane.planning.launch import dialect_of
+
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    devices = {node.meta["val"].device for node in found if "val" in node.meta}
+    return any(
+        one.type == "bp" and drivers.device(one.index).properties.dialect and dialect_of(one).target.simt
+        for one in devices
     )
 
 

@@ -13,8 +13,8 @@ from torch._inductor.utils import get_fused_kernel_name, get_kernel_metadata
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
+from torch_backplane.compile.fused_templates import FusedTemplate
 from torch_backplane.compile.kernel import GraphKernel
-from torch_backplane.compile.products import FusedProduct
 from torch_backplane.planning.launch import dialect_of
 
 
@@ -38,8 +38,8 @@ class GraphScheduling(SIMDScheduling):
         """As for other devices, if the fused kernel has no more arguments than the device takes."""
         buffers = {one.name for node in (node1, node2) for one in (*node.read_writes.reads, *node.read_writes.writes)}
         dialect = dialect_of(node1.get_device())
-        is_product = node1.is_template() or node2.is_template()
-        numbers = (48 if is_product else 16) * 8  # sizes and strides; there are fewer of them in practice
+        is_template = node1.is_template() or node2.is_template()
+        numbers = (64 if is_template else 16) * 8  # sizes and strides; there are fewer of them in practice
         if len(buffers) * dialect.buffer_bytes + numbers > dialect.target.max_argument_bytes:
             WhyNoFuse(node1, node2)("%s buffers are too many arguments for the device", len(buffers))
             return False
@@ -49,13 +49,13 @@ class GraphScheduling(SIMDScheduling):
     can_fuse_horizontal = can_fuse
 
     def codegen_template(self, template_node: Any, epilogue_nodes: Any, prologue_nodes: Any, **given: Any) -> None:
-        """Writes a product, with the elementwise operations on its operands and its results."""
+        """Writes a product or a convolution, with the elementwise operations on its operands and its results."""
         if not epilogue_nodes and not prologue_nodes:
             with V.set_kernel_handler(Kernel(increase_kernel_count=False)):
                 template_node.mark_run()
-            V.graph.wrapper_code.writeline(template_node.node.call())
+            V.graph.wrapper_code.writelines(template_node.node.lines())
         else:
-            fused = FusedProduct(template_node, epilogue_nodes, prologue_nodes)
+            fused = FusedTemplate(template_node, epilogue_nodes, prologue_nodes)
             name = self.define_kernel(fused.codegen_kernel(), fused.nodes, None)
             fused.mark_run()
             self.codegen_comment(fused.nodes, name)

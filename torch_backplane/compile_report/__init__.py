@@ -111,13 +111,13 @@ class Report:
 
     Args:
         problems: what could not be recorded.
-        products: what runs each product whose results elementwise operators use, under max-autotune.
+        templates: what runs each product or convolution with elementwise operators, under max-autotune.
     """
 
     compilations: list[Compilation] = field(default_factory=list)
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    products: list[str] = field(default_factory=list)
+    templates: list[str] = field(default_factory=list)
 
 
 def page(report: Report, title: str) -> str:

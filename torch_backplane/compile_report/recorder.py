@@ -117,8 +117,8 @@ class _Recorder(logging.Handler):
             one.recompile_reason = found["recompile_reason"]
             one.failure = _failure(found) if found["fail_type"] else None
 
-    def _read_product(self, _: Any, text: str) -> None:
-        self._report.products.append(text)
+    def _read_template(self, _: Any, text: str) -> None:
+        self._report.templates.append(text)
 
     _READERS: ClassVar[dict[str, Callable[..., Any]]] = {
         "dynamo_start": _read_start,
@@ -126,7 +126,7 @@ class _Recorder(logging.Handler):
         "dynamo_graph_break_reason": _read_break,
         "compilation_metrics": _read_times,
         "bwd_compilation_metrics": _read_times,
-        "bp_product": _read_product,
+        "bp_template": _read_template,
     }
 
 

@@ -25,6 +25,7 @@ from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
+from torch_backplane.kernels.templates.fused_operations import Operations
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators import library_convolutions
 from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
@@ -389,10 +390,45 @@ def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _gather(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, results: torch.Tensor, bias: torch.Tensor | None
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, bias: torch.Tensor | None
 ) -> None:
     limit = workspace()
-    run_template(gathered, out.device, out, (a, b), sums, results, bias, name="convolution", workspace=limit)
+    run_template(gathered, out.device, out, (a, b), sums, bias, name="convolution", workspace=limit)
+
+
+def convolution_takes_operations(values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `convolution_with_operations` accepts the operands; `values` has the sizes of the results."""
+    return 0 not in (*values.shape, *self.shape, *weight.shape) and can_gather(dialect_of(self.device), self.dtype)
+
+
+def convolution_gathers(
+    values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor, settings: Sequence[Any]
+) -> bool:
+    """Whether `convolution` uses the same kernel as `convolution_with_operations`, which must accept the operands."""
+    windows = _windows(self, values, weight, *settings[:3])
+    return not windows.trivial and convolutions.choose(self, weight, settings[-1], windows) == "generated"
+
+
+def convolution_with_operations(
+    values: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    settings: Sequence[Any],
+    epilogue: Operations,
+) -> None:
+    """Computes a convolution that is not transposed, and uses the results in the kernel that computes them.
+
+    Args:
+        values: the results; only sizes, strides and dtype count. The epilogue's `place` follows the strides.
+        self, weight, bias, settings: the arguments of the convolution. None of the tensors is empty.
+        epilogue: what becomes of the results.
+    """
+    self, weight = self.contiguous(), weight.contiguous()
+    bias, groups = None if bias is None else bias.contiguous(), settings[-1]
+    sums = forward(values, self, weight, groups, _windows(self, values, weight, *settings[:3]))
+    operands = (_by_group(values, groups), (weight, self), sums, bias, workspace(), epilogue)
+    run_template(gathered, self.device, *operands, name="convolution")
 
 
 def _correlate(
@@ -409,8 +445,7 @@ def _correlate(
         _by_winograd(values, image, weight, bias, groups, w)
         return
     if not w.trivial and _gathers(values):
-        sums, results = forward(values, image, weight, groups, w), _by_group(values, groups)
-        _gather(values, weight, image, sums, results, bias)
+        _gather(_by_group(values, groups), weight, image, forward(values, image, weight, groups, w), bias)
         return
     matrix = _matrix(weight, groups)
     for part in _chunks(image, w, image.dtype):
@@ -436,8 +471,7 @@ def _spread(
         _by_winograd(image, values, weight, bias, groups, w.transposed(), of_image=True)
         return
     if all(step == 1 for step in w.stride) and _gathers(image):
-        sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)
-        _gather(image, weight, values, sums, results, bias)
+        _gather(_by_group(image, groups), weight, values, of_image(image, values, weight, groups, w), bias)
         return
     dtype = value_dtype(image.dtype)
     matrix = _matrix(weight, groups).mT.to(dtype)
@@ -484,7 +518,7 @@ def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.T
         channels, of_group, *window = weight_grad.shape
         results = weight_grad.view(groups, channels // groups, of_group, math.prod(window))
         sums = of_weight(weight_grad, values, image, groups, w)
-        _gather(weight_grad, values, image, sums, results, None)
+        _gather(results, values, image, sums, None)
         return
     # The results of several slices of the batch are summed in float32 (float64 for float64).
     parts = list(_chunks(image, w, image.dtype))

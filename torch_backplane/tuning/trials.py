@@ -39,7 +39,7 @@ class Operands:
     """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
-        self.dtype, self.device, self.nbytes = problem.torch_dtype, device, 0
+        self.problem, self.dtype, self.device, self.nbytes = problem, problem.torch_dtype, device, 0
         self._values = problem.values
         self._generator = torch.Generator().manual_seed(0)  # does not advance the program's generator
 

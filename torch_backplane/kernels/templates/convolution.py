@@ -21,7 +21,8 @@ from functools import partial
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
+from torch_backplane.kernels.templates.fused_operations import Operations, stored_at
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, named, split
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
     PER_ITEM,
@@ -196,49 +197,61 @@ def gathered(
     out: torch.Tensor,
     factors: tuple[torch.Tensor, torch.Tensor],
     sums: Sums,
-    results: torch.Tensor,
     bias: torch.Tensor | None = None,
     workspace: int | None = None,
+    epilogue: Operations | None = None,
 ) -> list[Launch]:
     """Computes out as `sums` describes.
 
     Args:
+        out: the results as (groups, rows, first coordinate of j, other coordinates of j), with any strides. With an
+            epilogue, only its sizes, strides and dtype count.
         factors: a and b.
-        results: a view of out as (groups, rows, first coordinate of j, other coordinates of j).
         bias: one number per group and row.
         workspace: maximum bytes for partial sums, if there is a limit.
+        epilogue: what the kernel computes instead of storing the results.
     """
     (a, b), kind = factors, summed(out.dtype)
     side = side_of(dialect, kind.value, _tables(3))
     assert side is not None
-    spec = partial(LaunchSpec, dialect=dialect, value=kind.value, strided={"out", "a", "b"})
+    spec = partial(LaunchSpec, dialect=dialect, value=kind.value)
     with_bias = {} if bias is None else {"bias": bias}
+    made = stored_at(dialect, out, epilogue)
+    spec_of_results = partial(
+        spec,
+        outputs=made.outputs,
+        inputs={"a": a, "b": b, **with_bias, **made.inputs},
+        numbers=made.numbers,
+        types=made.types,
+        functions=made.functions,
+        strided={"a", "b", *made.outputs, *made.inputs},
+        reached=[extent(out)],
+    )
+    suffix = "" if epilogue is None else "_epilogue"
     integers = sums.integers()
     if sums.rows <= _FEW_ROWS and sums.k.count <= _FEW_PRODUCTS:
-        alone = spec(
-            f"convolution{sums.rank}_alone",
-            outputs={"out": out},
-            inputs={"a": a, "b": b, **with_bias},
+        alone = spec_of_results(
+            f"convolution{sums.rank}_alone{suffix}",
             integers=integers,
             body=_alone(sums.rank, bias is not None),
             items=sums.groups * sums.rows * sums.j.count,
         ).launch()
         return [alone]
-    spec = partial(spec, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
+    constants = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add}
     most = max_parts(kind, out.numel(), workspace)
     tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
     text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
-        whole = spec(
-            f"convolution{sums.rank}",
-            outputs={"out": out},
-            inputs={"a": a, "b": b, **with_bias},
+        whole = spec_of_results(
+            f"convolution{sums.rank}{suffix}",
             integers=integers,
             body=tiled(tiles, text),
             groups=tiles.groups,
+            constants=constants,
+            group_size=side * side,
         ).launch()
         return [whole]
-    parts = room(kind, tiles.parts, out.numel(), out.device)
+    parts = room(kind, tiles.parts, out.numel(), b.device)
     first = spec(
         f"convolution{sums.rank}_parts",
         outputs=parts,
@@ -246,11 +259,12 @@ def gathered(
         integers={**integers, **tiles.integers()},
         body=tiled(tiles, {**text, "lost": ""}),
         groups=tiles.groups,
+        strided={"a", "b"},
+        constants=constants,
+        group_size=side * side,
     ).launch()
-    if bias is None:
-        return [first, *add_parts(dialect, "convolution", results, parts)]
-    added = bias.view(sums.groups, sums.rows, 1, 1).expand(results.shape)
-    return [first, *add_parts(dialect, "convolution", results, parts, added)]
+    added = None if bias is None else bias.view(sums.groups, sums.rows, 1, 1).expand(out.shape)
+    return [first, *add_parts(dialect, "convolution", out, parts, added, epilogue=epilogue)]
 
 
 def _places(axis: str, rank: int) -> list[str]:
@@ -326,7 +340,7 @@ def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: boo
         "b": f"if ({inside}) b_element = (value_t)load_b(k_from[row + b_k] + j_from[b_j]);",
         "next": next_rows,
         "store": f"""if (i < rows && j < columns)
-        store_out(j_out[item_column + y * {side}] + i * out_row, {bias}VALUE);""",
+        STORE_AT(j_out[item_column + y * {side}] + i * out_row, {bias}VALUE);""",
     }
 
 
@@ -348,7 +362,7 @@ def _alone(rank: int, with_bias: bool) -> str:
     if (--left == 0) {{ ADD(sum, block) block = 0; left = {BLOCK}; }}
   {"}" * (rank + 1)}
   ADD(sum, block)
-  store_out(group * out_group + i * out_row + {_steps("out", "j", rank)},
+  STORE_AT(group * out_group + i * out_row + {_steps("out", "j", rank)},
     {"load_bias(group * rows + i) + " if with_bias else ""}TOTAL(sum));
 """
 

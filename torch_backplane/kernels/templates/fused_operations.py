@@ -1,8 +1,9 @@
-"""Elementwise operations that the kernel of a product computes itself: an epilogue on its results, instead of storing
-these, and prologues on elements of its operands, instead of loading these.
+"""Elementwise operations that the kernel of a product or of a convolution computes itself: an epilogue on its results,
+instead of storing these, and prologues on elements of its operands, instead of loading these.
 
-Kernels store a result by `STORE_RESULT(i, j, x)`: row i and column j of the matrix `batch`. `STORE_RESULTS(i, j, x)`
+Products store a result by `STORE_RESULT(i, j, x)`: row i and column j of the matrix `batch`. `STORE_RESULTS(i, j, x)`
 stores LANES results from column j on. `LOAD_x(at, element)` assigns the element of operand x at offset `at`.
+Convolutions store a result by `STORE_AT(at, x)`, at offset `at`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,18 @@ def stored_results(dialect: Dialect, out: torch.Tensor, epilogue: Operations | N
     first = f"const {index} {place}; const value_t product = (x);"
     made = _parts("STORE_RESULT(i, j, x)", epilogue, [first, *epilogue.statements.splitlines()])
     return made._replace(functions=made.functions + _RUN_LANES.replace("INDEX", index))
+
+
+def stored_at(dialect: Dialect, out: torch.Tensor, epilogue: Operations | None) -> Parts:
+    """Returns what becomes of results at offsets of `out`, which has any strides.
+
+    They are stored, or the epilogue uses them, which must be flat.
+    """
+    if epilogue is None:
+        return Parts("#define STORE_AT(at, x) store_out(at, x)\n", outputs={"out": out})
+    assert epilogue.flat
+    first = f"const {dialect.type(epilogue.index_dtype)} place = (at); const value_t product = (x);"
+    return _parts("STORE_AT(at, x)", epilogue, [first, *epilogue.statements.splitlines()])
 
 
 def loaded_operand(dialect: Dialect, name: str, operand: torch.Tensor, prologue: Operations | None) -> Parts:

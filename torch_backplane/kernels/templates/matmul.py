@@ -131,6 +131,8 @@ def matmul(
                 group_size=side * side,
                 strided={*loaded.inputs},
             ).launch()
+            if epilogue is not None:  # its places are those of a contiguous tensor
+                out = torch.empty(out.shape, dtype=out.dtype, device="meta")
             return [first, *add_parts(dialect, "matmul", out, parts, c, scales, epilogue)]
         form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
         functions = loaded.functions

@@ -16,8 +16,8 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.fused_operations import Operations, stored_results
-from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
+from torch_backplane.kernels.templates.fused_operations import Operations, stored_at, stored_results
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, split, substitute
 
 # A work group of side × side work items computes side × side × PER_ITEM × PER_ITEM results, DEPTH products at a time.
 PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
@@ -266,16 +266,18 @@ def add_parts(
     """Computes out = beta * c + alpha * (sum of the partial sums `given`); `scales` are alpha and beta.
 
     Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
-    them if there are too few results to fill the device.
+    them if there are too few results to fill the device. With an epilogue, only out's sizes and dtype count,
+    and if it is flat, out's strides.
     """
     kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
-    stored = stored_results(dialect, out, epilogue)
+    by_row = epilogue is not None and not epilogue.flat
+    stored = (stored_results if by_row else stored_at)(dialect, out, epilogue)
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
     while groups < enough and parts >= _LONG:
         chunk = parts // min(-(-enough // groups), parts // _MIN_CHUNK)
         chunks = -(-parts // chunk)
-        added = room(kind, chunks, results, out.device)
+        added = room(kind, chunks, results, given["sums"].device)
         body = f"""
   const index_t at = item % results, first = item / results * chunk, end = min(parts, first + chunk);
   {_loop("first", "end", kind)}
@@ -297,13 +299,13 @@ def add_parts(
         given, parts = added, chunks
     sizes, names = [f"size{d}" for d in range(4)], [f"at{d}" for d in range(4)]
     integers = {"results": results, "parts": parts, **dict(zip(sizes, out.shape, strict=True))}
-    strided = {**({"out": out} if epilogue is None else {}), **({} if c is None else {"c": c})}
+    strided = {**({} if by_row else {"out": out}), **({} if c is None else {"c": c})}
     for one, tensor in strided.items():
         integers |= {f"{one}_step{d}": step for d, step in enumerate(tensor.stride())}
     out_at, c_at = (" + ".join(f"{at} * {one}_step{d}" for d, at in enumerate(names)) for one in ("out", "c"))
     value = f"WITH_C({c_at}) TOTAL(sum)"
-    store = f"store_out({out_at}, {value});"
-    if epilogue is not None:
+    store = f"STORE_AT({out_at}, {value});"
+    if by_row:
         place = "const index_t batch = at0 * size1 + at1, rows = size2, columns = size3;"
         store = f"{place} STORE_RESULT(at2, at3, {value})"
     body = f"""
@@ -321,12 +323,13 @@ def add_parts(
             integers=integers,
             numbers={**factors(kind, c, *scales), **stored.numbers},
             types=stored.types,
-            functions=stored.functions if epilogue is not None else "",
+            functions=stored.functions,
             constants={"WITH_C(at)": with_c(c)},
             value=kind.value,
             body=body,
             items=results,
             strided={"c", *stored.outputs, *stored.inputs},
+            reached=[extent(out)],
         ).launch()
     )
     return launches

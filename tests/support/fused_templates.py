@@ -1,4 +1,4 @@
-"""For tests of kernels of products that compute elementwise operators, too."""
+"""For tests of kernels of products and convolutions that compute elementwise operators, too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 import torch_backplane
-from torch_backplane.compile import product_kernel
+from torch_backplane.compile import template_kernel
 from torch_backplane.tuning.choosing import forcing
 
-CANDIDATES = (product_kernel.FUSED, product_kernel.SEPARATE)
+CANDIDATES = (template_kernel.FUSED, template_kernel.SEPARATE)
 CLOSE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}  # tolerance of results
 Function = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def check(function: Function, given: Sequence[torch.Tensor], candidate: str, dty
     """
     compiled = torch.compile(function, options={"max_autotune_gemm": True})
     on_bp = [one.to("bp") for one in given]
-    with forcing(product_kernel.FAMILY, candidate):
+    with forcing(template_kernel.FAMILY, candidate):
         found = [compiled(*on_bp) for _ in range(3)][-1]
         launched = kernels(compiled, *on_bp)
     expected = function(*(one.double() if one.is_floating_point() else one for one in given))
