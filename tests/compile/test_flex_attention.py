@@ -162,6 +162,19 @@ def is_in_one_pass(code: str) -> bool:
     return "torch.ops.backplane.flex_attention" in code
 
 
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_captured_floats_can_change(form: str) -> None:
+    def attend_with(query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:
+        return flex_attention(query, key, value, capped(cap))
+
+    function = FORMS[form](attend_with)
+    for cap in (5.5, 7.25, 2.1, 3.0625):
+        inputs = [torch.randn(1, 2, 40, 16) for _ in range(3)]
+        found = function(*on("bp", inputs, False), cap)
+        out, _ = formula(Case((1, 2, 40, 16), (2, 40, 16), lambda: capped(cap)), inputs, [])  # noqa: B023
+        agree(found, out, 1e-4)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_blocks_that_the_mask_excludes_are_not_read(masked: bool) -> None:
     """A product with NaN would be NaN, also with a weight of 0."""

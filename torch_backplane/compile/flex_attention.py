@@ -73,6 +73,11 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
     """
     from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass, register_graph_pattern
 
+    for operator in (flex_attention, flex_attention_backward):
+        for node in graph.graph.find_nodes(op="call_function", target=operator):
+            for leaf in tree_flatten(node.args)[0]:
+                if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr":
+                    _keep_floats_as_tensors(getattr(graph, str(leaf.target)), node.args[0].meta["val"].dtype)
     passes = PatternMatcherPass()
     for operator, composition in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         replace = functools.partial(_replace, graph, composition)
@@ -88,6 +93,22 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
                 graph.graph.erase_node(node)
         graph.delete_all_unused_submodules()
         graph.recompile()
+
+
+def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) -> None:
+    """Lets the graph of score_mod or mask_mod use captured floats, which are tensors on the CPU, without their value.
+
+    Args:
+        module: the graph.
+        dtype: dtype of the queries.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default):
+        with module.graph.inserting_before(node):
+            arguments = (node.args[0], torch.promote_types(dtype, torch.float32))
+            converted = module.graph.call_function(torch.ops.prims.convert_element_type.default, arguments)
+        node.replace_all_uses_with(converted)
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match: Any, *args: Any) -> None:

@@ -66,7 +66,7 @@ def computes_in_one_pass(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bo
         and _pays_off(dialect.target, operands[0], operands[1], block_mask)
         and operands[0].dtype in _DTYPES
         and all(one.dtype == operands[0].dtype for one in operands)
-        and all(one.device.type == "bp" for one in tensors)
+        and all(one.device.type == "bp" or one.dim() == 0 for one in tensors)
         and all(_is_expressible(getattr(graph, str(one.target))) for one in (score_mod, block_mask[-1]))
     )
 
@@ -177,7 +177,10 @@ def lower(
     query, device = _realized(query), query.get_device()
     layout = infer_dense_strides([*query.get_size()[:3], value.get_size()[3]], query.get_stride())
     sizes = [*query.get_size()[:3], key.get_size()[2]]
-    captured = [[_realized(one) for one in given] for given in (score_mod_other_buffers, mask_mod_other_buffers)]
+    captured = [
+        [_realized(_on_device(lowering, one, device)) for one in given]
+        for given in (score_mod_other_buffers, mask_mod_other_buffers)
+    ]
     places = [_variable(name, torch.int32, size) for name, size in zip(_PLACES, sizes, strict=True)]
     score = _variable("score", value_dtype(query.get_dtype()))
     nodes = [_placeholder(one.name, torch.int32, device) for one in places]
@@ -212,6 +215,11 @@ def lower(
         bool(kernel_options.get("OUTPUT_MAX", True)),
         text,
     )
+
+
+def _on_device(lowering: Any, node: Any, device: torch.device) -> Any:
+    """The node, copied to the device if it is a scalar on the CPU, as captured floats are with dynamic shapes."""
+    return lowering.to_device(node, device) if isinstance(node, ir.IRNode) and node.get_device() != device else node
 
 
 def _realized(node: Any) -> Any:
