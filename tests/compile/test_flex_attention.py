@@ -2,144 +2,69 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import (
-    AuxRequest,
-    BlockMask,
-    and_masks,
-    create_block_mask,
-    flex_attention,
-    or_masks,
+from flex_cases import (
+    CASES,
+    WITH_GRADIENTS,
+    Case,
+    agree,
+    alibi,
+    attend,
+    capped,
+    causal,
+    formula,
+    on,
+    relative_bias,
+    window,
 )
+from torch import Tensor
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention, or_masks
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from torch_backplane import drivers
+from torch_backplane.planning.launch import dialect_of
+
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-Modification = Callable[..., Any]
-
+needs_kernels = pytest.mark.skipif(not drivers.device(0).properties.dialect, reason="the devices have no dialect")
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
 
 
-@dataclass
-class Case:
-    """Attention of queries (batch, heads, length, columns) with `kv` (heads, length, columns of values).
-
-    `score` and `mask` make the functions of flex_attention from the captured tensors.
-    """
-
-    query: tuple[int, int, int, int]
-    kv: tuple[int, int, int]
-    score: Callable[..., Modification] | None = None
-    mask: Callable[..., Modification] | None = None
-    captured: tuple[Tensor, ...] = ()
-    scale: float | None = None
-    rows_without_keys: bool = False
-
-    def inputs(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        batch, _, _, columns = self.query
-        heads, length, value_columns = self.kv
-        shapes = (self.query, (batch, heads, length, columns), (batch, heads, length, value_columns))
-        return [torch.randn(shape).to(dtype) for shape in shapes]
+@contextmanager
+def preferred(library: str) -> Iterator[None]:
+    """Prefers a library for attention."""
+    before = torch.backends.bp.preferred_attention_library()  # type: ignore[attr-defined]
+    torch.backends.bp.preferred_attention_library(library)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.backends.bp.preferred_attention_library(before)  # type: ignore[attr-defined]
 
 
-def relative_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score + (i - j) * 0.1
+def in_one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled with generated kernels for attention of any size."""
+    if not drivers.device(0).properties.dialect:
+        pytest.skip("host devices generate no kernels")
+    compiled = torch.compile(function)
+
+    def call(*given: Any) -> Any:
+        with preferred("generated"):
+            return compiled(*given)
+
+    return call
 
 
-def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= j
-
-
-def window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return (i - j).abs() < 4
-
-
-def alibi(slopes: Tensor) -> Modification:
-    return lambda score, b, h, i, j: score + slopes[h] * (j - i)
-
-
-def table_of_distances(table: Tensor) -> Modification:
-    return lambda score, b, h, i, j: score + table[h, (i - j).clamp(-8, 8) + 8] * table[0, 0]
-
-
-def soft_cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return 20 * torch.tanh(score / 20)
-
-
-def documents(numbers: Tensor) -> Modification:
-    return lambda b, h, i, j: (numbers[b, i] == numbers[b, j]) & (i >= j)
-
-
-CASES = {
-    "plain": Case((2, 3, 40, 16), (3, 40, 16)),
-    "relative bias": Case((1, 2, 33, 40), (2, 33, 40), lambda: relative_bias, scale=0.3),
-    "alibi": Case((2, 4, 37, 64), (4, 37, 64), alibi, lambda *_: causal, (torch.rand(4),)),
-    "soft cap, other lengths": Case((2, 2, 17, 16), (2, 50, 40), lambda: soft_cap),
-    "documents": Case((2, 2, 45, 16), (2, 45, 16), None, documents, ((torch.arange(90).reshape(2, 45) // 12),)),
-    "grouped heads": Case((1, 6, 21, 16), (2, 21, 16), lambda: relative_bias, lambda: causal),
-    "window": Case((1, 2, 150, 16), (2, 150, 16), None, lambda: and_masks(window, causal)),
-    "rows without keys": Case(
-        (1, 2, 30, 16), (2, 12, 16), lambda: soft_cap, lambda: window, rows_without_keys=True
-    ),
-    "one query": Case((3, 4, 1, 64), (4, 77, 64), lambda: relative_bias),
-    "distances": Case((2, 2, 20, 16), (2, 29, 16), table_of_distances, None, (torch.randn(2, 17),)),
-}  # fmt: skip
-WITH_GRADIENTS = {"alibi", "distances"}  # of the captured tensors
-
-
-def attend(case: Case, inputs: list[Tensor], captured: list[Tensor], **options: Any) -> Any:
-    """The call of flex_attention, as a program would write it."""
-    query, key, value = inputs
-    score = case.score(*captured) if case.score else None
-    mask = block_mask(case, query, key, captured) if case.mask else None
-    gqa = query.shape[1] != key.shape[1]
-    return flex_attention(query, key, value, score, mask, case.scale, gqa, **options)
-
-
-def block_mask(case: Case, query: Tensor, key: Tensor, captured: list[Tensor]) -> BlockMask:
-    assert case.mask is not None
-    batch = None if not captured or captured[0].is_floating_point() else query.shape[0]
-    return create_block_mask(
-        case.mask(*captured), batch, None, query.shape[2], key.shape[2], device=query.device, BLOCK_SIZE=64
-    )
-
-
-def formula(case: Case, inputs: list[Tensor], captured: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention and the logarithms of the sums, from their definition."""
-    query, key, value = (one.float() for one in inputs)
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(-2, -1) * (case.scale or 1 / math.sqrt(query.shape[-1]))
-    places = [
-        torch.arange(size).reshape([-1 if dim == k else 1 for k in range(4)]) for dim, size in enumerate(scores.shape)
-    ]
-    if case.score:
-        scores = case.score(*captured)(scores, *places)
-    if case.mask:
-        scores = scores.masked_fill(~case.mask(*captured)(*places), -math.inf)
-    weights = torch.softmax(scores, -1).nan_to_num(0) if case.rows_without_keys else torch.softmax(scores, -1)
-    return (weights @ value).to(inputs[0].dtype), scores.logsumexp(-1)
-
-
-def on(device: str, tensors: Any, gradients: bool) -> list[Tensor]:
-    return [one.detach().to(device).requires_grad_(gradients and one.is_floating_point()) for one in tensors]
-
-
-def agree(found: Any, expected: Any, tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, check_device=False)
-
-
-FORMS = {"eager": lambda function: function, "compiled": torch.compile}
+FORMS = {"eager": lambda function: function, "compiled": torch.compile, "one pass": in_one_pass}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -202,7 +127,8 @@ def test_autocast(dtype: torch.dtype, form: str) -> None:
     assert query.grad.dtype == torch.float32
 
 
-def test_lengths_can_be_dynamic() -> None:
+@pytest.mark.parametrize("library", ["default", "generated"])
+def test_lengths_can_be_dynamic(library: str) -> None:
     def windowed(query: Tensor, key: Tensor, value: Tensor, cap: int) -> Tensor:
         mask = create_block_mask(window, None, None, query.shape[2], key.shape[2], device=query.device)
         return flex_attention(query, key, value, lambda score, b, h, i, j: cap * torch.tanh(score / cap), mask)
@@ -212,9 +138,10 @@ def test_lengths_can_be_dynamic() -> None:
     for length, cap in ((33, 5), (50, 7), (120, 5)):
         inputs = [torch.randn(2, 2, length, 16) for _ in range(3)]
         ours = on("bp", inputs, True)
-        found = compiled(*ours, cap)
+        with preferred(library):
+            found = compiled(*ours, cap)
         theirs = on("cpu", inputs, True)
-        case = Case((2, 2, length, 16), (2, length, 16), lambda: _capped(cap), lambda: window)  # noqa: B023
+        case = Case((2, 2, length, 16), (2, length, 16), lambda: capped(cap), lambda: window)  # noqa: B023
         out, _ = formula(case, theirs, [])
         agree(found, out, 1e-4)
         out.sum().backward()
@@ -224,8 +151,141 @@ def test_lengths_can_be_dynamic() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def _capped(cap: int) -> Modification:
-    return lambda score, b, h, i, j: cap * torch.tanh(score / cap)
+def code_of(function: Callable[..., Any], *given: Any) -> tuple[Any, str]:
+    """The result, and the wrappers of the graphs."""
+    with config.patch(force_disable_caches=True):
+        result, codes = run_and_get_code(in_one_pass(function), *given)
+    return result, "\n".join(codes)
+
+
+def is_in_one_pass(code: str) -> bool:
+    return "torch.ops.backplane.flex_attention" in code
+
+
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_captured_floats_can_change(form: str) -> None:
+    def attend_with(query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:
+        return flex_attention(query, key, value, capped(cap))
+
+    function = FORMS[form](attend_with)
+    for cap in (5.5, 7.25, 2.1, 3.0625):
+        inputs = [torch.randn(1, 2, 40, 16) for _ in range(3)]
+        found = function(*on("bp", inputs, False), cap)
+        out, _ = formula(Case((1, 2, 40, 16), (2, 40, 16), lambda: capped(cap)), inputs, [])  # noqa: B023
+        agree(found, out, 1e-4)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_blocks_that_the_mask_excludes_are_not_read(masked: bool) -> None:
+    """A product with NaN would be NaN, also with a weight of 0."""
+    query, key, value = (torch.randn(1, 2, 256, 16) for _ in range(3))
+    key[:, :, 64:128], value[:, :, 64:128] = torch.nan, torch.nan
+
+    def without_second_block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return ((j < 64) | (j >= 128)) & ((i >= j) | (not masked))
+
+    mask = create_block_mask(without_second_block, None, None, 256, 256, device="bp", BLOCK_SIZE=64)
+    found, code = code_of(flex_attention, *on("bp", (query, key, value), False), None, mask)
+    assert is_in_one_pass(code)
+    kept = [torch.cat([one[:, :, :64], one[:, :, 128:]], 2) for one in (key, value)]
+    places = torch.cat([torch.arange(64), torch.arange(128, 256)])
+    allowed = (torch.arange(256)[:, None] >= places) if masked else None
+    agree(found, scaled_dot_product_attention(query, *kept, attn_mask=allowed), 1e-4)
+
+
+def test_only_listed_blocks_count() -> None:
+    """Full blocks are not masked. This mask lists as full, or not at all, what its function decides otherwise."""
+    query, key, value = (torch.randn(2, 2, 96, 16) for _ in range(3))
+    full = torch.tensor([[0, 2], [1, 0], [2, 1]], dtype=torch.int32).reshape(1, 1, 3, 2)
+    counts, full_counts = torch.zeros(1, 1, 3, dtype=torch.int32), torch.tensor([[[2, 1, 2]]], dtype=torch.int32)
+    tensors = [one.to("bp") for one in (counts, torch.zeros_like(full), full_counts, full)]
+    mask = BlockMask.from_kv_blocks(
+        *tensors, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: i < 0, seq_lengths=(96, 96), compute_q_blocks=False
+    )
+    found, code = code_of(lambda *given: flex_attention(*given, block_mask=mask), *on("bp", (query, key, value), False))
+    assert is_in_one_pass(code)
+    allowed = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)
+    allowed = allowed.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    agree(found, scaled_dot_product_attention(query, key, value, attn_mask=allowed), 1e-4)
+
+
+def test_changed_masks_are_data() -> None:
+    """Masks of the same shape need no other graph."""
+    query, key, value = (torch.randn(2, 2, 100, 16) for _ in range(3))
+
+    def attend_to(owners: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        same = lambda b, h, i, j: owners[b, i] == owners[b, j]  # noqa: E731
+        mask = create_block_mask(same, 2, None, 100, 100, device=query.device, BLOCK_SIZE=32)
+        return flex_attention(query, key, value, block_mask=mask)
+
+    function = in_one_pass(attend_to)
+    torch._dynamo.utils.counters.clear()
+    for length in (20, 33, 70, 20):
+        owners = torch.stack([torch.arange(100) // length, torch.arange(100).flip(0) // length])
+        found = function(owners.to("bp"), *on("bp", (query, key, value), False))
+        allowed = owners[:, None, :, None] == owners[:, None, None]
+        agree(found, scaled_dot_product_attention(query, key, value, attn_mask=allowed), 1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_memory_is_linear_in_the_length() -> None:
+    query, key, value = (torch.randn(1, 1, 4096, 16, device="bp") for _ in range(3))
+    mask = create_block_mask(window, None, None, 4096, 4096, device="bp")
+    function = in_one_pass(flex_attention)
+    function(query, key, value, None, mask)
+    torch.bp.synchronize()  # type: ignore[attr-defined]
+    before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
+    torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
+    function(query, key, value, None, mask)
+    used = torch.bp.max_memory_allocated() - before  # type: ignore[attr-defined]
+    assert 0 < used < 4 * query.nbytes
+
+
+def test_what_stays_composed() -> None:
+    query, key, value = on("bp", [torch.randn(1, 2, 30, 16) for _ in range(3)], False)
+    vectors = torch.randn(30, 8, device="bp")
+
+    def products(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + (vectors[i] * vectors[j]).sum()
+
+    found, code = code_of(lambda *given: flex_attention(*given, products), query, key, value)
+    assert not is_in_one_pass(code)
+    bias = vectors.cpu() @ vectors.cpu().T
+    agree(found, scaled_dot_product_attention(query.cpu(), key.cpu(), value.cpu(), attn_mask=bias), 1e-4)
+    _, code = code_of(lambda *given: flex_attention(*given, relative_bias), query, key, value)
+    assert is_in_one_pass(code)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("length", "masked", "expected"), [(64, True, False), (4096, False, False), (4096, True, True)]
+)
+def test_cpus_compute_in_one_pass_when_there_are_many_scores(length: int, masked: bool, expected: bool) -> None:
+    if dialect_of(0).target.simt:
+        expected = True
+    query = torch.randn(1, 1, length, 16, device="bp")
+    mask = create_block_mask(window, None, None, length, length, device="bp") if masked else None
+    with config.patch(force_disable_caches=True):
+        _, codes = run_and_get_code(torch.compile(flex_attention), query, query, query, None, mask)
+    assert is_in_one_pass("\n".join(codes)) == expected
+
+
+def test_captured_indices_out_of_range() -> None:
+    query = torch.randn(1, 2, 30, 16, device="bp")
+    table = torch.randn(20, device="bp")
+    function = in_one_pass(lambda query: flex_attention(query, query, query, lambda s, b, h, i, j: s + table[i]))
+    function(query)
+    with pytest.raises(IndexError, match=r"flex_attention: index \d+ is out of bounds for dimension with size 20"):
+        torch.bp.synchronize()  # type: ignore[attr-defined]
+
+    def from_the_end(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + table[-1 - j % 20]
+
+    negative = in_one_pass(lambda query: flex_attention(query, query, query, from_the_end))
+    expected = scaled_dot_product_attention(
+        *[query.cpu()] * 3, attn_mask=table.cpu().flip(0)[torch.arange(30) % 20].expand(30, 30)
+    )
+    agree(negative(query), expected, 1e-4)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from targets import launch, target
 from torch.nn import functional as F
 
 from torch_backplane import plans
+from torch_backplane.compile.flex_operator import Statements
 from torch_backplane.planning import host_sees_memory
 
 MATH, ONE_PASS = 0, 4  # values of at::SDPBackend; 4 is `overrideable`
@@ -617,6 +619,36 @@ def test_divided_keys_with_nonfinite_inputs() -> None:
         ours, F.scaled_dot_product_attention(query, key, value), equal_nan=True, rtol=1e-4, atol=1e-5
     )
     assert "attention_merged" in names
+
+
+@pytest.mark.parametrize("listed", [1, 3, 5])
+def test_divided_blocks_of_keys(listed: int) -> None:
+    """flex_attention's kernel: work groups share the blocks of keys that a block mask lists."""
+    query, key, value = torch.randn(1, 4, 3, 24), torch.randn(1, 2, 300, 24), torch.randn(1, 2, 300, 40)
+    indices = torch.tensor([9, 2, 5, 7, 0, 0, 0, 0, 0, 0], dtype=torch.int32).reshape(1, 1, 1, 10)
+    count = torch.full((1, 1, 1), listed // 2, dtype=torch.int32)
+    full, full_count = torch.tensor([3, 8, 1], dtype=torch.int32).reshape(1, 1, 1, 3), listed - count
+    text = Statements(
+        modify="score = score * factors[in_head];", mask="attends = key_at % 3 != query_at;", functions="", dtypes=[],
+        inputs=["factors"], numbers=[], reports_errors=False,
+    ).as_text()  # fmt: skip
+    factors = torch.rand(4)
+    blocks = [one.to(DEVICE) for one in (count, indices, full_count, full)]
+    given = (*(one.to(DEVICE) for one in (query, key, value)), blocks, [factors.to(DEVICE)], [])
+    with divided(16) as names:
+        found = torch.ops.backplane.flex_attention(*given, (480, 120, 40, 1), (128, 32), 0.25, True, text)
+    assert names == ["flex_attention_parts", "attention_merged"]
+    allowed = torch.zeros(3, 300, dtype=torch.bool)
+    for block in indices.flatten()[: listed // 2].tolist():
+        places = torch.arange(block * 32, min(300, block * 32 + 32))
+        allowed[:, places] = places % 3 != torch.arange(3)[:, None]
+    for block in full.flatten()[: listed - listed // 2].tolist():
+        allowed[:, block * 32 : block * 32 + 32] = True
+    scores = query @ key.repeat_interleave(2, 1).mT * 0.25 * factors[:, None, None]
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    expected = scores.softmax(-1) @ value.repeat_interleave(2, 1)
+    in_base_2 = [one / math.log(2) for one in (scores.logsumexp(-1), scores.amax(-1))]
+    torch.testing.assert_close([one.cpu() for one in found], [expected, *in_base_2], rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_does_not_depend_on_the_division_of_keys() -> None:

@@ -22,7 +22,7 @@ PACKAGE = {
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
-    "compile": {"_C", "accelerator", "drivers", "kernels", "operators", "planning", "tuning"},
+    "compile": {"_C", "accelerator", "drivers", "kernels", "operators", "planning", "preferences", "tuning"},
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},
@@ -193,6 +193,8 @@ MAX_PARAMETERS = 7
 MANY_PARAMETERS = {
     "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
     "cli/conformance.py conformance": "one parameter for each command-line option",
+    "compile/flex_lowering.py lower": "the signature of PyTorch's higher-order operator",
+    "compile/flex_operator.py _plan": "the operator's signature",
     "compile/inductor.py create_scan": "Inductor's signature",
     "drivers/base.py copy_from_peer": "two memory locations and the stream",
     "drivers/opencl/libraries/vkfft.py _guard": "the integers of a family of libraries (drivers/libraries.py)",

@@ -68,11 +68,12 @@ def _treat_as_gpu(utils: types.ModuleType) -> None:
 
 
 def _lower(lowering: types.ModuleType) -> None:
-    from torch_backplane.compile import inductor, random_numbers
+    from torch_backplane.compile import flex_attention, inductor, random_numbers
 
     inductor.avoid_missing_atomics(lowering)
     random_numbers.register_lowerings(lowering)
     inductor.make_templates(lowering)
+    flex_attention.install_lowering(lowering)
 
 
 def _replace_random_numbers(joint_graph: types.ModuleType) -> None:

@@ -1,8 +1,9 @@
 """`torch.nn.attention.flex_attention` on bp devices.
 
 Inductor has templates of the higher-order operators `flex_attention` and `flex_attention_backward` for PyTorch's own
-devices. A graph on bp computes what PyTorch's implementations for eager mode compute: products, and kernels that fuse
-`score_mod`, the mask and the softmax. It needs memory for all scores.
+devices. On bp, flex_lowering.py lowers `flex_attention` to one pass over the keys, where it can and it pays off. Other
+calls, and gradients, are composed as in PyTorch's implementations for eager mode: products, and kernels that fuse
+`score_mod`, the mask and the softmax. They need memory for all scores.
 """
 
 from __future__ import annotations
@@ -47,20 +48,67 @@ def _autocast(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return _flex_attention_autocast_impl(*args)
 
 
-def decompose(graph: torch.fx.GraphModule) -> None:
-    """Replace the operators in an Inductor graph by products, score_mod, mask and softmax, as PyTorch composes them."""
+def install_lowering(lowering: ModuleType) -> None:
+    """Lower calls of `flex_attention` on bp that `decompose` keeps, in `torch._inductor.lowering`."""
+    lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
+    lower_others = lowerings[flex_attention]
+
+    @functools.wraps(lower_others)
+    def lower_flex_attention(query: Any, *given: Any, **named: Any) -> Any:
+        if query.get_device().type != "bp":
+            return lower_others(query, *given, **named)
+        from torch_backplane.compile import flex_lowering
+
+        return flex_lowering.lower(lowering, query, *given, **named)
+
+    lowerings[flex_attention] = lower_flex_attention
+
+
+def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule, Any], bool] | None = None) -> None:
+    """Replace the operators in an Inductor graph by products, score_mod, mask and softmax, as PyTorch composes them.
+
+    Args:
+        graph: the graph.
+        keep: decides for a node of `flex_attention` whether it stays in the graph.
+    """
     from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass, register_graph_pattern
 
+    for operator in (flex_attention, flex_attention_backward):
+        for node in graph.graph.find_nodes(op="call_function", target=operator):
+            for leaf in tree_flatten(node.args)[0]:
+                if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr":
+                    _keep_floats_as_tensors(getattr(graph, str(leaf.target)), node.args[0].meta["val"].dtype)
     passes = PatternMatcherPass()
     for operator, composition in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         replace = functools.partial(_replace, graph, composition)
-        register_graph_pattern(CallFunctionVarArgs(operator), pass_dict=passes)(replace)  # type: ignore[arg-type]
+
+        def is_replaced(match: Any, operator: Any = operator) -> bool:
+            return keep is None or operator is not flex_attention or not keep(graph, match.output_node())
+
+        pattern = CallFunctionVarArgs(operator)
+        register_graph_pattern(pattern, extra_check=is_replaced, pass_dict=passes)(replace)  # type: ignore[arg-type]
     if passes.apply(graph):
         for node in graph.graph.find_nodes(op="get_attr"):
             if not node.users:
                 graph.graph.erase_node(node)
         graph.delete_all_unused_submodules()
         graph.recompile()
+
+
+def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) -> None:
+    """Lets the graph of score_mod or mask_mod use captured floats, which are tensors on the CPU, without their value.
+
+    Args:
+        module: the graph.
+        dtype: dtype of the queries.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default):
+        with module.graph.inserting_before(node):
+            arguments = (node.args[0], torch.promote_types(dtype, torch.float32))
+            converted = module.graph.call_function(torch.ops.prims.convert_element_type.default, arguments)
+        node.replace_all_uses_with(converted)
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match: Any, *args: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch_backplane import _C, drivers
 from torch_backplane.compile import cpu_indices, flex_attention, random_numbers
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
+from torch_backplane.preferences import preferred
 
 
 class _GpuTypes(list[str]):
@@ -223,7 +224,9 @@ def register(common: ModuleType) -> None:
         """Changes what Inductor does not lower for bp. Its identity is part of the key of Inductor's graph cache."""
 
         def __call__(self, graph: torch.fx.GraphModule) -> None:
-            flex_attention.decompose(graph)
+            from torch_backplane.compile import flex_lowering
+
+            flex_attention.decompose(graph, keep=flex_lowering.computes_in_one_pass)
             cpu_indices.copy_to_device(graph.graph)
 
         def uuid(self) -> str:
@@ -295,7 +298,8 @@ def _sources() -> str:
 
 
 def cache_key() -> str:
-    """Identifies this version of Backplane and the targets of the devices."""
+    """Identifies this version of Backplane, the preference that graphs depend on, and the targets of the devices."""
     from torch_backplane.compile.device_interface import BpInterface
 
-    return " ".join([_sources(), *(BpInterface.get_compute_capability(index) for index in range(_C.device_count()))])
+    targets = (BpInterface.get_compute_capability(index) for index in range(_C.device_count()))
+    return " ".join([_sources(), preferred("attention"), *targets])

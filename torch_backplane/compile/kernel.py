@@ -573,7 +573,7 @@ class GraphKernel(SIMDKernel[Variable]):
             elif hasattr(argument, "buffer"):
                 buffer(definition.name, dtype, definition.name in written)
             else:
-                numbers.append((definition.name, torch.float32 if _is_float(argument) else index_dtype))
+                numbers.append((definition.name, torch.float32 if is_float(argument) else index_dtype))
         loaded = []
         if self.more_input is not None:
             variable, place = self.more_input
@@ -665,5 +665,6 @@ class GraphKernel(SIMDKernel[Variable]):
         return [f"[{', '.join(each)}]" for each in (tensors, numbers, sizes)]
 
 
-def _is_float(argument: Any) -> bool:
+def is_float(argument: Any) -> bool:
+    """Whether an argument of a kernel is a float that is known when the graph runs."""
     return isinstance(getattr(argument, "expr", None), sympy.Symbol) and str(argument.expr).startswith("zuf")

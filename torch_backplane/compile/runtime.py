@@ -14,6 +14,7 @@ import torch
 from torch._inductor.async_compile import get_compile_threads
 from torch._inductor.codecache import LambdaFuture
 
+import torch_backplane.compile.flex_operator  # noqa: F401  defines an operator that graphs call
 from torch_backplane import _C
 from torch_backplane.compile import random_numbers as random_numbers_of_graphs
 from torch_backplane.compile.reduction_form import ITEMS_OF_THREAD

@@ -115,7 +115,10 @@ def attention(
         LimitExceeded: the target does not support this (see `attends_in_one_pass`).
     """
     tensors = {"own": query, "other": key, "added": value}
-    parts, keys = _divided(dialect.target, out, key.shape[2], params.causal) if dialect.target.simt else (1, 0)
+    parts, keys = 1, 0
+    if dialect.target.simt and (side := side_of(dialect.target, logarithm.dtype.itemsize, out.shape[2])) is not None:
+        keys = min(key.shape[2], out.shape[2]) if params.causal else key.shape[2]
+        parts, keys = divided(dialect.target, groups_of(side, out), side, keys)
     if parts == 1:
         outputs = {"out": out, "logarithm": logarithm}
         return [_launch("result", dialect, outputs, tensors, {}, params)]
@@ -123,7 +126,7 @@ def attention(
     logarithms = torch.empty([parts, *logarithm.shape], dtype=logarithm.dtype, device=out.device)
     outputs = {"out": values, "logarithm": logarithms}
     first = _launch("result", dialect, outputs, tensors, {}, params, keys)
-    return [first, _merged(dialect, out, logarithm, values, logarithms)]
+    return [first, merged(dialect, out, logarithm, values, logarithms)]
 
 
 def attention_gradient(
@@ -192,7 +195,7 @@ def _launch(
     side = side_of(dialect.target, value.itemsize, rows)
     if side is None:
         raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
-    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
+    tile, blocks, row_tiles, column_parts = tiles_of(side, rows, columns)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -232,49 +235,67 @@ def _launch(
     ).launch()
 
 
-def _tiles(side: int, rows: int, columns: int) -> tuple[int, int, int, int]:
+def tiles_of(side: int, rows: int, columns: int) -> tuple[int, int, int, int]:
     """Returns (rows of a tile, blocks of as many columns per work group, row tiles, work groups that share columns)."""
     tile = side * PER_ITEM
     blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
     return tile, blocks, -(-rows // tile), -(-columns // (tile * blocks))
 
 
-def _divided(target: Target, out: torch.Tensor, keys: int, causal: bool) -> tuple[int, int]:
-    """Returns (number of parts of the keys, keys per part), such that few queries fill the device."""
+def groups_of(side: int, out: torch.Tensor) -> int:
+    """Returns the number of work groups for results of the shape of `out`."""
     batch, heads, rows, columns = out.shape
-    side = side_of(target, value_dtype(out.dtype).itemsize, rows)
-    if side is None:
+    _, _, row_tiles, column_parts = tiles_of(side, rows, columns)
+    return batch * heads * row_tiles * column_parts
+
+
+def divided(target: Target, groups: int, side: int, keys: int) -> tuple[int, int]:
+    """Returns (number of parts of the keys, keys per part), such that few work groups fill the device."""
+    if not target.should_divide(groups, keys):
         return 1, keys
-    tile, _, row_tiles, column_parts = _tiles(side, rows, columns)
-    groups = batch * heads * row_tiles * column_parts
-    seen = min(keys, rows) if causal else keys
-    if not target.should_divide(groups, seen):
-        return 1, keys
-    tiles, wanted = -(-seen // tile), -(-target.enough_groups_of(side * side) // groups)
+    tile = side * PER_ITEM
+    tiles, wanted = -(-keys // tile), -(-target.enough_groups_of(side * side) // groups)
     part = max(1, tiles // wanted) * tile  # rounded down: rather more parts than fewer
-    return -(-seen // part), part
+    return -(-keys // part), part
 
 
-def _merged(
-    dialect: Dialect, out: torch.Tensor, logarithm: torch.Tensor, values: torch.Tensor, logarithms: torch.Tensor
+def merged(
+    dialect: Dialect,
+    out: torch.Tensor,
+    logarithm: torch.Tensor,
+    values: torch.Tensor,
+    logarithms: torch.Tensor,
+    maximum: tuple[torch.Tensor, torch.Tensor] | None = None,
+    unit: str = "",
 ) -> Launch:
-    """Returns a launch that merges the results of parts of the keys; one work item per element."""
+    """Returns a launch that merges the results of parts of the keys; one work item per element.
+
+    Args:
+        maximum: the output of the maxima, and those of parts.
+        unit: text that multiplies logarithms and maxima.
+    """
+    value = logarithms.dtype
+    found = {} if maximum is None else dict(zip(("maximum", "maxima"), maximum, strict=True))
     return LaunchSpec(
         "attention_merged",
         dialect,
-        outputs={"out": out, "logarithm": logarithm},
-        inputs={"values": values, "logarithms": logarithms},
+        outputs={"out": out, "logarithm": logarithm, **({"maximum": found["maximum"]} if found else {})},
+        inputs={"values": values, "logarithms": logarithms, **({"maxima": found["maxima"]} if found else {})},
         integers={
             **dict(zip(("batches", "heads", "rows", "columns"), out.shape, strict=True)),
             "all_rows": logarithm.numel(),
             "parts": values.shape[0],
             **strides_of({"out": out}),
         },
-        constants={"NOTHING": _nothing(dialect, logarithm.dtype)},
-        value=logarithm.dtype,
+        constants={"NOTHING": _nothing(dialect, value)},
+        value=value,
         body=substitute(
             _MERGE,
-            {"place": split("item", ["batches", "heads", "rows", "columns"], ["batch", "head", "row", "column"])},
+            {
+                "place": split("item", ["batches", "heads", "rows", "columns"], ["batch", "head", "row", "column"]),
+                "unit": unit,
+                "maximum": _MERGE_MAXIMA if found else "",
+            },
         ),
         items=out.numel(),
         strided={"out"},
@@ -293,10 +314,10 @@ def inputs_of(
 
 
 def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Returns the strides as integers of a kernel: x_batch, x_head, x_row and x_column for tensor x."""
+    """Returns the strides as integers of a kernel: x_batch, x_head, x_row and x_column, if x has four dimensions."""
     integers: dict[str, int] = {}
     for name, tensor in tensors.items():
-        integers |= dict(zip([f"{name}_{step}" for step in STEPS], tensor.stride(), strict=True))
+        integers |= dict(zip([f"{name}_{step}" for step in STEPS], tensor.stride(), strict=False))
     return integers
 
 
@@ -381,16 +402,21 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
     return substitute(
-        _BODY,
+        BODY,
         {
-            "before": {"result": _BEFORE, "inner": _POWERS}.get(of, ""),
+            "before": {"result": BEFORE, "inner": _POWERS}.get(of, ""),
             "shift": _SHIFT if of == "inner" else "",
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
             **_heads(of_keys),
-            "from": bounds[0],
-            "to": bounds[1],
+            "first_own": "row_tile * TILE",
+            "own_end": "rows",
+            "other_end": "others",
+            "tiles": f"for (index_t first = {bounds[0]}; first < {bounds[1]}; first += TILE)",
+            "weighted": _WEIGHTED,
+            "unit": "",
+            "maximum": "",
             "scores": product("own", "other", "scores", "depth"),
             "slopes": "" if of in ("result", "value") else product("own_too", "other_too", "slopes", "depth_too"),
             "seen": words.seen,
@@ -398,13 +424,13 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "weight": weights.get(of, words.slope),
             "also": f"powers[x] += {words.power};" if of == "inner" else "",
             "unseen": "NOTHING" if of == "result" else "0",
-            "weigh": _WEIGH if of == "result" else "",
+            "weigh": WEIGH if of == "result" else "",
             "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
             **drawing(drops, of_keys, writes=of == "result"),
             "raised": " * raised" if drops else "",
             "from_added": "0" if of == "inner" else from_added,
             "added": "(value_t)1" if of == "inner" else added,
-            "finish": _NORMALIZE if of == "result" else finish,
+            "finish": NORMALIZE if of == "result" else finish,
         },
     )
 
@@ -429,10 +455,14 @@ def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[st
     }
 
 
-def product(a: str, b: str, result: str, depth: str) -> str:
-    """Returns statements that declare `result`, the products of the work item's rows in the tiles of `a` and `b`."""
+def product(a: str, b: str, result: str, depth: str, ends: tuple[str, str] = ("rows", "others")) -> str:
+    """Returns statements that declare `result`, the products of the work item's rows in the tiles of `a` and `b`.
+
+    `ends` are the ends of the tile's rows of `a` and `b`.
+    """
     steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in STEPS}
-    return substitute(_PRODUCT, {"a": a, "b": b, "result": result, "depth": depth, **steps})
+    parts = {"a": a, "b": b, "result": result, "depth": depth, "own_end": ends[0], "other_end": ends[1]}
+    return substitute(_PRODUCT, {**parts, **steps})
 
 
 # The results of parts are weighted by their softmax denominators.
@@ -449,7 +479,16 @@ _MERGE = """
   }
   store_out(batch * out_batch + head * out_head + row * out_row + column * out_column,
             total == 0 ? (value_t)0 : sum / total);
-  if (column == 0) store_logarithm(at, greatest + log(total));
+  if (column == 0) {
+    store_logarithm(at, (greatest + log(total))$unit);
+    $maximum
+  }
+"""
+
+_MERGE_MAXIMA = """
+    value_t most = NOTHING;
+    for (index_t part = 0; part < parts; ++part) most = fmax(most, load_maxima(part * all_rows + at));
+    store_maximum(at, most$unit);
 """
 
 # Tiles are filled along the contiguous dimension, so that consecutive work items read consecutive elements. Elements
@@ -463,10 +502,10 @@ _PRODUCT = """
         BARRIER;
         for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
           const int a_k = $a_column == 1 ? e % DEPTH : e / TILE, a_i = $a_column == 1 ? e / DEPTH : e % TILE;
-          a_tile[a_k][a_i] = first_own + a_i < rows && step + a_k < $depth
+          a_tile[a_k][a_i] = first_own + a_i < $own_end && step + a_k < $depth
             ? (value_t)load_$a(from_$a + (first_own + a_i) * $a_row + (step + a_k) * $a_column) : (value_t)0;
           const int b_k = $b_column == 1 ? e % DEPTH : e / TILE, b_i = $b_column == 1 ? e / DEPTH : e % TILE;
-          b_tile[b_k][b_i] = first + b_i < others && step + b_k < $depth
+          b_tile[b_k][b_i] = first + b_i < $other_end && step + b_k < $depth
             ? (value_t)load_$b(from_$b + (first + b_i) * $b_row + (step + b_k) * $b_column) : (value_t)0;
         }
         BARRIER;
@@ -480,7 +519,15 @@ _PRODUCT = """
       }
 """
 
-_BODY = """
+_WEIGHTED = """
+          if (own_at < rows && other_at < others$seen) {
+            const value_t score = $score;
+            weight = $weight;
+            $also
+          }
+"""
+
+BODY = """
   LOCAL value_t a_tile[DEPTH][TILE + 1];
   LOCAL value_t b_tile[DEPTH][TILE + 1];
   LOCAL value_t weights[TILE][TILE + 1];
@@ -488,7 +535,7 @@ _BODY = """
   const index_t place = GROUP;
   $place
   const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
-  const index_t first_own = row_tile * TILE, first_column = column_part * (BLOCKS * TILE);
+  const index_t first_own = $first_own, first_column = column_part * (BLOCKS * TILE);
   const index_t query_heads = $query_heads, queries = $queries;
   $drop
   $shift
@@ -499,7 +546,7 @@ _BODY = """
   for (index_t shared = 0; shared < $sharers; ++shared) {
     const index_t query_head = $query_head, head_of_others = $head_of_others;
     const index_t from_added = $from_added;
-    for (index_t first = $from; first < $to; first += TILE) {
+    $tiles {
       $draw
       $scores
       $slopes
@@ -507,11 +554,7 @@ _BODY = """
         for (int y = 0; y < PER_ITEM; ++y) {
           const index_t own_at = first_own + item_row + x * SIDE, other_at = first + item_column + y * SIDE;
           value_t weight = $unseen;
-          if (own_at < rows && other_at < others$seen) {
-            const value_t score = $score;
-            weight = $weight;
-            $also
-          }
+          $weighted
           weights[item_row + x * SIDE][item_column + y * SIDE] = weight;
         }
       BARRIER;
@@ -523,7 +566,7 @@ _BODY = """
           BARRIER;
           for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
             const index_t other_at = first + part + e / TILE, column = first_column + block * TILE + e % TILE;
-            b_tile[e / TILE][e % TILE] = other_at < others && column < columns ? $added : (value_t)0;
+            b_tile[e / TILE][e % TILE] = other_at < $other_end && column < columns ? $added : (value_t)0;
           }
           BARRIER;
           for (int k = 0; k < DEPTH; ++k)
@@ -571,12 +614,12 @@ _DRAW = """
 
 # For each row of a tile of scores: the maximum so far, the sum of the exponentials, and the correction factor of the
 # previous sums when the maximum grows.
-_BEFORE = """
+BEFORE = """
   LOCAL value_t greatest[TILE], total[TILE], correction[TILE], found_by[ITEMS];
   for (int row = ITEM; row < TILE; row += ITEMS) { greatest[row] = NOTHING; total[row] = 0; }
 """
 
-_WEIGH = """
+WEIGH = """
       const int row = ITEM / SHARERS, sharer = ITEM % SHARERS;
       value_t found = NOTHING;
       for (int j = sharer; j < TILE; j += SHARERS) found = fmax(found, weights[row][j]);
@@ -612,7 +655,7 @@ _STORE = """
       for (int y = 0; y < PER_ITEM; ++y) {
         const int tile_row = item_row + x * SIDE;
         const index_t own_at = first_own + tile_row, column = first_column + block * TILE + item_column + y * SIDE;
-        if (own_at < rows && column < columns)
+        if (own_at < $own_end && column < columns)
           store_out($out_part + batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
       }
 """
@@ -646,12 +689,15 @@ _AVERAGE = """
   }
 """ + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : shift[x] + sum[block][x][y] / powers[x]")
 
-_NORMALIZE = (
+NORMALIZE = (
     _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
     + """
   if (column_part == 0)
     for (int row = ITEM; row < TILE; row += ITEMS)
-      if (first_own + row < rows)
-        store_logarithm($part_rows + (batch * heads + head) * rows + first_own + row, greatest[row] + log(total[row]));
+      if (first_own + row < $own_end) {
+        const index_t row_at = $part_rows + (batch * heads + head) * rows + first_own + row;
+        store_logarithm(row_at, (greatest[row] + log(total[row]))$unit);
+        $maximum
+      }
 """
 )
