@@ -124,8 +124,8 @@ def _are_templates(operands: Sequence[Any]) -> bool:
 def keep_layouts_of_convolutions(graph: ModuleType) -> None:
     """Lets convolutions on bp keep the layouts of eager PyTorch on GPUs, in `torch._inductor.graph`.
 
-    Inductor prefers channels last for cuDNN. Kernels of bp compute on contiguous tensors, so each convolution would
-    copy its operands and its results twice.
+    Inductor prefers channels last for cuDNN. Generated kernels compute on contiguous tensors, so each convolution would
+    copy its operands and its results twice. If the driver has a library of convolutions, Inductor decides.
     """
     lowering: Any = graph.GraphLowering  # type: ignore[attr-defined]
     decide: Callable[..., bool] = lowering.decide_layout_opt
@@ -136,20 +136,23 @@ def keep_layouts_of_convolutions(graph: ModuleType) -> None:
 
         decided = decide(*given, **named)
         graph = (given[0] if given else named["gm"]).graph
-        return decided and (config.force_layout_optimization or not _convolves_on_gpu(graph))
+        return decided and (config.force_layout_optimization or not _generates_convolutions_on_gpu(graph))
 
     lowering.decide_layout_opt = staticmethod(decide_layout_opt)
 
 
-def _convolves_on_gpu(graph: torch.fx.Graph) -> bool:
-    """Whether a graph has a convolution on a bp device whose work items run in lockstep."""
-    from torch_backplane.planning.launch import dialect_of
+def _generates_convolutions_on_gpu(graph: torch.fx.Graph) -> bool:
+    """Whether a graph has a convolution on a bp device whose work items run in lockstep, and which has no library."""
+    from torch_backplane.planning import LibraryCall, dialect_of
 
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    devices = {node.meta["val"].device for node in found if "val" in node.meta}
+    calls = {(node.meta["val"].device, node.meta["val"].dtype) for node in found if "val" in node.meta}
     return any(
-        one.type == "bp" and drivers.device(one.index).properties.dialect and dialect_of(one).target.simt
-        for one in devices
+        device.type == "bp"
+        and drivers.device(device.index).properties.dialect
+        and dialect_of(device).target.simt
+        and LibraryCall(device, "convolution", dtype).why_not() is not None
+        for device, dtype in calls
     )
 
 

@@ -270,14 +270,29 @@ def _choose(
 
     named = dict(zip(_SETTINGS, settings, strict=True)) | ({"mask": mask} if mask else {})
     problem = partial(tuning.Problem.of, name, input.dtype, **operands, **named)
-    (image, values), groups = sides, settings[-1]
-    windows = _windows(image, values, weight, *settings[:3])
-    described = library_convolutions.Described(
-        tuple(kinds), image.shape[0], image.shape[1], values.shape[1], groups, windows, _layout(input, weight)
+    description = _description(kinds, *sides, input, weight, settings)
+    library, _, form = convolutions.choose(input, *description, problem=problem).partition("/")
+    return library, form, description[-1]
+
+
+def _description(
+    kinds: Iterable[Convolution],
+    image: torch.Tensor,
+    values: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    settings: Sequence[Any],
+) -> tuple[torch.Tensor, int, Windows, library_convolutions.Described]:
+    """What candidates get besides the input: the weight, groups, windows, and the call for a library of the driver."""
+    windows, groups = _windows(image, values, weight, *settings[:3]), settings[-1]
+    channels = (image.shape[1], values.shape[1])
+    layout = _layout(input, weight)
+    return (
+        weight,
+        groups,
+        windows,
+        library_convolutions.Described(tuple(kinds), image.shape[0], *channels, groups, windows, layout),
     )
-    chosen = convolutions.choose(input, weight, groups, windows, described, problem=problem)
-    library, _, form = chosen.partition("/")
-    return library, form, described
 
 
 def _settings(operands: tuning.Operands) -> tuple[Any, ...]:
@@ -405,8 +420,8 @@ def convolution_gathers(
     values: torch.Tensor, self: torch.Tensor, weight: torch.Tensor, settings: Sequence[Any]
 ) -> bool:
     """Whether `convolution` uses the same kernel as `convolution_with_operations`, which must accept the operands."""
-    windows = _windows(self, values, weight, *settings[:3])
-    return not windows.trivial and convolutions.choose(self, weight, settings[-1], windows) == "generated"
+    description = _description([Convolution.VALUES], self, values, self, weight, settings)
+    return not description[2].trivial and convolutions.choose(self, *description) == "generated"
 
 
 def convolution_with_operations(
