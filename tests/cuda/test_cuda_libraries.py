@@ -309,7 +309,7 @@ print(*(one.message for one in caught), sep="\\n")
 print(called({uses!r}, function, *given))
 """
     warning, used = run(PREAMBLE + code, CUDA_EMULATOR_FAULTS=fault).splitlines()
-    assert "no longer use the driver's library, which failed: " in warning
+    assert f"s no longer use {uses.split()[0]} on bp:0, which failed: " in warning
     assert says in warning
     assert used == "False"
 
@@ -326,7 +326,7 @@ print(*(one.message for one in caught), sep="\\n")
 bp.blas_workspace_size(1 << 30)
 print(called("cuBLAS matmul", torch.mm, a.double().cpu(), a.double().cpu()))
 """
-    faults = "cublasCreate:1:1,cublasCreate:1:1"  # also when the workspace is compared with the limit
+    faults = "cublasCreate:1:1,cublasCreate:2:1"  # also when the workspace is compared with the limit
     warning, used = run(
         PREAMBLE + code, CUDA_EMULATOR_FAULTS=faults, TORCH_BACKPLANE_CACHE_DIR="", TORCH_BACKPLANE_WORKSPACE="64MiB"
     ).splitlines()

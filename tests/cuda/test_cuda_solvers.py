@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from torch_backplane.drivers.libraries import FAMILIES
+
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = Callable[..., str]
 
@@ -590,9 +592,30 @@ print(*(one.message for one in caught), sep="\\n")
 print(_C.fallback_counts())
 """
     warning, counts = run(PREAMBLE + code, CUDA_EMULATOR_FAULTS=fault).splitlines()
-    assert warning.startswith("decompositions and solvers no longer use the driver's library, which failed: ")
+    library, family = says.split()[:2]
+    assert warning.startswith(f"{FAMILIES[family].computes} no longer use {library} on bp:0, which failed: ")
     assert says in warning
     assert counts.endswith(": 3}")
+
+
+def test_a_failure_switches_only_its_family_off(run: Run) -> None:
+    code = """
+s = positive(4, 4)
+linalg.eigvalsh(s.to("bp"))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    close(linalg.eigvalsh, s)
+print(len(caught))
+print("aten::_linalg_eigh" in str(_C.fallback_counts()), _C.fallback_counts())
+before = _C.fallback_counts()
+for function in (linalg.cholesky, linalg.inv, linalg.det):
+    close(function, s)
+assert _C.fallback_counts() == before and called("cuSOLVER cholesky", linalg.cholesky_ex, s)
+print("done")
+"""
+    number, counts, done = run(PREAMBLE + code, CUDA_EMULATOR_FAULTS="cusolverDnXsyevd:2:7").splitlines()
+    assert (number, done) == ("1", "done")
+    assert counts.startswith("True ")
 
 
 def test_a_failure_in_a_replay_is_an_error_and_later_calls_work(run: Run) -> None:

@@ -211,7 +211,7 @@ driver.answers[:] = [0, 9]
 torch.backends.bp.preferred_blas_library("driver")  # the change invalidates plans
 torch.backends.bp.preferred_blas_library("default")
 (message,) = warnings_of(torch.mm, torch.randn(10, 5), b)
-assert message.startswith("products no longer use the driver's library, which failed: "), message
+assert message.startswith("matrix products no longer use Second on bp:0, which failed: "), message
 assert calls() == [0, 1]
 """)
 

@@ -20,7 +20,8 @@ from test_tunable import Times, isolated, tunable
 from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import Library, Routine
 from torch_backplane.drivers.libraries import routines_of
-from torch_backplane.operators import library_products, linear_algebra
+from torch_backplane.operators import library_products
+from torch_backplane.planning import library_calls
 
 LOOSE = {"atol": 1e-4, "rtol": 1e-5}
 
@@ -164,7 +165,7 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
     a, b = random(5, 4), random(4, 6)
     try:
         with mock.patch.object(drivers.device(0), "libraries", [library]), preferences.preferring("products", "driver"):
-            with pytest.warns(UserWarning, match=r"products no longer use the driver's library.*no room"):
+            with pytest.warns(UserWarning, match=r"matrix products no longer use a toy on .*no room"):
                 found = a.to(DEVICE) @ b.to(DEVICE)
             torch.testing.assert_close(found.cpu(), a @ b, **LOOSE)
             with warnings.catch_warnings():
@@ -173,7 +174,7 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
                     torch.testing.assert_close((a.to(DEVICE) @ b.to(DEVICE)).cpu(), a @ b, **LOOSE)
                 torch.testing.assert_close((b.to(DEVICE).t() @ b.to(DEVICE)).cpu(), b.t() @ b, **LOOSE)
     finally:
-        linear_algebra.products._failed.clear()
+        library_calls._failed.clear()
         _C.advance_configuration_epoch()
 
 

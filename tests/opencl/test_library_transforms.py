@@ -25,7 +25,8 @@ from test_tunable import Times, isolated, tunable
 from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import Library, Routine
 from torch_backplane.drivers.opencl.libraries import vkfft
-from torch_backplane.operators import library_transforms, spectral_ops
+from torch_backplane.operators import library_transforms
+from torch_backplane.planning import library_calls
 
 cl = pytest.importorskip("pyopencl")
 BROKEN = 7  # the toy's status for a call that violates the contract
@@ -114,13 +115,13 @@ def need_library() -> Library:
 def having(library: Library | None, preferred: str = "driver") -> Iterator[None]:
     """The device has this library alone. A failure that disables it is an error."""
     with mock.patch.object(drivers.device(0), "libraries", [library] if library else []), warnings.catch_warnings():
-        warnings.filterwarnings("error", "transforms no longer use")
+        warnings.filterwarnings("error", "Fourier transforms no longer use")
         _C.advance_configuration_epoch()
         try:
             with preferences.preferring("transforms", preferred):
                 yield
         finally:
-            spectral_ops.transforms._failed.clear()
+            library_calls._failed.clear()
             _C.advance_configuration_epoch()
 
 
@@ -335,7 +336,7 @@ def test_failing_library_is_disabled_with_one_warning() -> None:
                 torch.testing.assert_close(torch.fft.fft(x.to(DEVICE)).cpu(), torch.fft.fft(x))
                 torch.testing.assert_close(torch.fft.irfft(x.to(DEVICE)).cpu(), torch.fft.irfft(x))
         (one,) = (str(one.message) for one in caught)
-        assert one.startswith("transforms no longer use the driver's library, which failed: ")
+        assert one.startswith("Fourier transforms no longer use a toy on bp:0, which failed: ")
         assert "no room" in one
 
 

@@ -31,6 +31,7 @@ from torch_backplane.planning import (
     part,
     run_kernel,
     runtime,
+    try_library,
 )
 
 aten = torch.ops.aten
@@ -60,9 +61,9 @@ def choose_driver(first: torch.Tensor, *calls: LibraryCall) -> None:
         raise RunOnCPU(f"the driver's library {why or 'is not preferred, or has failed'}")
 
 
-def compute(first: torch.Tensor, work: Callable[[], None]) -> None:
-    """Runs library calls on the device of `first`. Leaves the call to the CPU if the library fails."""
-    if not solvers.tries("driver", first, work):
+def compute(work: Callable[[], None]) -> None:
+    """Runs library calls. Leaves the call to the CPU if the library fails."""
+    if not try_library(work):
         raise RunOnCPU("the driver's library has failed")
 
 
@@ -115,7 +116,7 @@ def cholesky_ex(call: Call, self: torch.Tensor, upper: bool, check: bool) -> Any
     if not self.numel():
         info.zero_()
     else:
-        compute(self, work)
+        compute(work)
         _ = factor.triu_() if upper else factor.tril_()
     if check:
         check_errors(info, "linalg.cholesky_ex", self)
@@ -136,7 +137,7 @@ def cholesky_solve(call: Call, self: torch.Tensor, A: torch.Tensor, upper: bool)
             for one in systems:
                 one.solve(rows)
 
-    compute(self, work)
+    compute(work)
     return out
 
 
@@ -235,7 +236,7 @@ def solve_triangular(
             rows.copy_(B.mT)
             system.solve(rows)
 
-    compute(self, work)
+    compute(work)
     return out
 
 
@@ -298,7 +299,7 @@ def lu_factor_ex(call: Call, A: torch.Tensor, pivot: bool, check: bool) -> Any:
         raise RunOnCPU("a decomposition without pivots")
     choose_driver(A, lu_call(A))
     lu, pivots, info = call.outputs()
-    compute(A, lambda: factor(A, lu, pivots, info))
+    compute(lambda: factor(A, lu, pivots, info))
     if check:
         check_errors(info, "torch.linalg.lu_factor_ex", A)
     return lu, pivots, info
@@ -313,7 +314,7 @@ def lu_solve(
     shape = broadcast(LU, B)
     choose_driver(LU, lu_solve_call(LU, shape, left, adjoint))
     (out,) = call.outputs()
-    compute(LU, lambda: solve(out, LU, pivots, B, left, adjoint))
+    compute(lambda: solve(out, LU, pivots, B, left, adjoint))
     return out
 
 
@@ -350,7 +351,7 @@ def solve_ex(call: Call, A: torch.Tensor, B: torch.Tensor, left: bool, check: bo
             check_errors(info, "torch.linalg.solve_ex", A)
         solve(out.unsqueeze(-1) if is_vector else out, lu, pivots, b, left, transposed)
 
-    compute(A, work)
+    compute(work)
     return out, lu, pivots, info
 
 
@@ -367,7 +368,7 @@ def inv_ex(call: Call, A: torch.Tensor, check: bool) -> Any:
         factor(A.mT if transposed else A, lu, pivots, info)
         solve(out, lu, pivots, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), adjoint=transposed)
 
-    compute(A, work)
+    compute(work)
     if check:
         check_errors(info, "linalg.inv_ex", A)
     return out, info
@@ -383,7 +384,7 @@ def decompose(A: torch.Tensor, lu: torch.Tensor, pivots: torch.Tensor) -> torch.
     """Writes the LU decomposition of A or of its transpose. Returns its diagonal."""
     info = torch.empty(A.shape[:-2], dtype=torch.int32, device=A.device)
     given = A.mT if takes_transpose(aten._linalg_det, A) else A
-    compute(A, lambda: factor(given, lu, pivots, info))
+    compute(lambda: factor(given, lu, pivots, info))
     return lu.diagonal(0, -2, -1)
 
 
@@ -479,7 +480,7 @@ def lu(call: Call, A: torch.Tensor, pivot: bool) -> Any:
     factors = torch.empty(A.mT.shape, dtype=A.dtype, device=A.device).mT
     pivots = torch.empty((*A.shape[:-2], min(A.shape[-2:])), dtype=torch.int32, device=A.device)
     info = torch.empty(A.shape[:-2], dtype=torch.int32, device=A.device)
-    compute(A, lambda: factor(A, factors, pivots, info))
+    compute(lambda: factor(A, factors, pivots, info))
     unpack_pivots(permutation, pivots)
     unpack_factors(lower, upper, factors)
     return permutation, lower, upper
@@ -520,6 +521,6 @@ def eigh(call: Call, A: torch.Tensor, UPLO: str, compute_v: bool) -> Any:
         return values, vectors
     memory = vectors if compute_v else torch.empty(A.shape, dtype=A.dtype, device=A.device).mT
     info: list[torch.Tensor] = []
-    compute(A, lambda: info.append(decompose_symmetric(values, memory, A, upper, compute_v)))
+    compute(lambda: info.append(decompose_symmetric(values, memory, A, upper, compute_v)))
     check_errors(info[0], "linalg.eigh", A)
     return values, vectors

@@ -40,6 +40,7 @@ from torch_backplane.planning import (
     dialect_of,
     operator,
     run_template,
+    try_library,
     workspace,
 )
 
@@ -81,7 +82,7 @@ def convolution(
         if library == "driver":
             out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
             compute = partial(library_convolutions.compute, described, kind, out, self, weight)
-            if convolutions.tries("driver", self, compute):
+            if try_library(compute):
                 return out if bias is None else out.add_(bias.view(-1, *(1 for _ in meta.shape[2:])))
     if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
@@ -143,7 +144,7 @@ def convolution_backward(
         if library == "driver":
             results = empty_results(layout)
             compute = partial(_backward_by_driver, results, described, grad, self, weight, transposed)
-            if convolutions.tries("driver", self, compute):
+            if try_library(compute):
                 return results
     results = empty_results(layout if library == "host" else torch.contiguous_format)
     if library == "host":

@@ -36,6 +36,7 @@ from torch_backplane.planning import (
     run_reduction,
     run_template,
     runtime,
+    try_library,
     workspace,
 )
 from torch_backplane.planning.call import elementwise_result
@@ -250,7 +251,7 @@ def product(
     chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
     if chosen == "driver" and a.shape[-1]:
         multiply = partial(library_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
-        if products.tries("driver", out, multiply):
+        if try_library(multiply):
             return out
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)

@@ -21,6 +21,7 @@ from torch_backplane.planning import (
     costs,
     operator,
     run_template,
+    try_library,
 )
 
 aten = torch.ops.aten
@@ -164,7 +165,7 @@ def _choose(self: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse:
 
 def _by_library(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> bool:
     """Runs the driver's library. Returns False if it fails."""
-    return transforms.tries("driver", x, partial(library_transforms.transform, out, x, dims, scale, inverse))
+    return try_library(partial(library_transforms.transform, out, x, dims, scale, inverse))
 
 
 @tuning.trial("Transform")

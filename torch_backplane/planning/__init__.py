@@ -7,7 +7,7 @@ from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
 from torch_backplane.drivers.libraries import Convolution, MatrixOperation, Transform
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
-from torch_backplane.planning.candidates import Candidate, Candidates
+from torch_backplane.planning.candidates import Candidate, Candidates, try_library
 from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
@@ -76,6 +76,7 @@ __all__ = [
     "run_reduction",
     "run_template",
     "same_storage",
+    "try_library",
     "workspace",
 ]
 

@@ -7,15 +7,15 @@ prefers comes first (`torch_backplane.preferences`). A tuned call runs the candi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from torch_backplane import _C, tuning
+from torch_backplane import tuning
 from torch_backplane.planning.costs import GENERATED, unstated
 from torch_backplane.planning.launch import dialect_of
+from torch_backplane.planning.library_calls import LibraryFailed
 from torch_backplane.preferences import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
 
 
@@ -62,7 +62,6 @@ class Candidates:
     def __init__(self, family: str, *candidates: Candidate) -> None:
         self.family = family
         self._candidates = {one.library: one for one in candidates}
-        self._failed: set[tuple[str, int]] = set()  # (library, device index)
         if tuple(self._candidates) != LIBRARIES[family]:
             raise ValueError(f"{family} must have the libraries {LIBRARIES[family]}, but got {tuple(self._candidates)}")
 
@@ -78,11 +77,7 @@ class Candidates:
         Returns:
             The library, with the form if it is not the default one, such as "generated/tile=32".
         """
-        takers = [
-            one
-            for one in self._candidates.values()
-            if (one.library, first.get_device()) not in self._failed and one.refuses(first, *described) is None
-        ]
+        takers = [one for one in self._candidates.values() if one.refuses(first, *described) is None]
         if len(takers) > 1:
             takers = [one for one in takers if self._has_room(one, "", first, *described)] or takers[-1:]
         if len(takers) > 1:
@@ -120,24 +115,19 @@ class Candidates:
             one.library != "generated" and one.refuses(first, *described) is None for one in self._candidates.values()
         )
 
-    def tries(self, library: str, first: torch.Tensor, compute: Callable[[], None]) -> bool:
-        """Runs a call with a library that may fail, for example for lack of memory.
 
-        Returns:
-            Whether it succeeded. After a failure the library is not used again on this device, a warning is given, and
-            the caller runs the next candidate.
+def try_library(compute: Callable[[], None]) -> bool:
+    """Runs a call with a library of the driver, which may fail, for example for lack of memory.
 
-        Raises:
-            torch.AcceleratorError: the library failed in a tuning trial, or the device is lost.
-        """
-        try:
-            compute()
-            return True
-        except torch.AcceleratorError as error:
-            if tuning.forced(self.family) is not None or _C.is_lost(first.get_device()):
-                raise
-            self._failed.add((library, first.get_device()))
-            _C.advance_configuration_epoch()  # invalidates plans that call the library
-            message = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{self.family} no longer use the {library}'s library, which failed: {message}", stacklevel=2)
-            return False
+    Returns:
+        Whether it succeeded. After a failure, the caller runs another candidate. `LibraryCall.run` has given a warning,
+        and refuses such calls from then on.
+
+    Raises:
+        torch.AcceleratorError: the library failed in a tuning trial, or the device is lost.
+    """
+    try:
+        compute()
+        return True
+    except LibraryFailed:
+        return False

@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C, drivers
+from torch_backplane import _C, drivers, tuning
 from torch_backplane.drivers.libraries import FAMILIES, Library, Routine, routines_of
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 
 _failed: set[tuple[int, str, str]] = set()  # (device index, family, library name)
+
+
+class LibraryFailed(torch.AcceleratorError):
+    """The last library that accepts a call has failed, and is not used again for this family on this device."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class LibraryCall:
             written: how many of `memory`, from the first on, the routine writes.
 
         Raises:
-            torch.AcceleratorError: the last library that accepts the call failed, or the device is lost.
+            LibraryFailed: the last library that accepts the call failed.
+            torch.AcceleratorError: a library failed in a tuning trial, or the device is lost.
         """
         takers = list(self._takers())
         for index, (library, routine) in enumerate(takers):
@@ -79,15 +84,16 @@ class LibraryCall:
                 self._call(library, routine, memory, numbers, written)
                 return
             except torch.AcceleratorError as error:
-                if index == len(takers) - 1 or _C.is_lost(self.device.index):
+                if tuning.is_trial() or _C.is_lost(self.device.index):
                     raise
                 _failed.add((self.device.index, self.family, library.name))
                 _C.advance_configuration_epoch()  # invalidates plans that call the library
                 message = str(error).strip().partition("\n")[0]
                 computes = FAMILIES[self.family].computes
-                warnings.warn(
-                    f"{computes} no longer use {library.name} on {self.device}, which failed: {message}", stacklevel=2
-                )
+                text = f"{computes} no longer use {library.name} on {self.device}, which failed: {message}"
+                warnings.warn(text, stacklevel=2)
+                if index == len(takers) - 1:
+                    raise LibraryFailed(text) from error
 
     def _usable(self) -> Iterator[tuple[Library, Routine]]:
         if queue_api(self.device):

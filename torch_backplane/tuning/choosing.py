@@ -48,6 +48,11 @@ def forced(family: str) -> str | None:
     return _thread.forced[1] if _thread.forced is not None and _thread.forced[0] == family else None
 
 
+def is_trial() -> bool:
+    """Whether this thread is timing a candidate."""
+    return _thread.forced is not None
+
+
 def _flag(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 or 1")
