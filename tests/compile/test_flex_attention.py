@@ -258,12 +258,15 @@ def test_what_stays_composed() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("length", "masked", "expected"), [(64, True, False), (4096, False, False), (4096, True, True)]
+    ("heads", "length", "masked", "expected"),
+    [(1, 64, True, False), (1, 4096, True, False), (1, 4096, False, False), (8, 4096, True, True)],
 )
-def test_cpus_compute_in_one_pass_when_there_are_many_scores(length: int, masked: bool, expected: bool) -> None:
+def test_cpus_compute_in_one_pass_when_there_are_many_scores(
+    heads: int, length: int, masked: bool, expected: bool
+) -> None:
     if dialect_of(0).target.simt:
         expected = True
-    query = torch.randn(1, 1, length, 16, device="bp")
+    query = torch.randn(1, heads, length, 16, device="bp")
     mask = create_block_mask(window, None, None, length, length, device="bp") if masked else None
     with config.patch(force_disable_caches=True):
         _, codes = run_and_get_code(torch.compile(flex_attention), query, query, query, None, mask)

@@ -59,6 +59,7 @@ def test_scans_by_teams_of_work_items(names: tuple[str, ...], tmp_path: Path) ->
     assert done.stdout.splitlines() == [one for one in CASES if one in names], done.stderr
 
 
+@pytest.mark.slow
 def test_scans_of_teams_have_no_races(tmp_path: Path) -> None:
     names = ("one tile", "maxima", "negative indices", "in place")
     settings = {"TORCH_BACKPLANE_SANITIZE_KERNELS": "1", "TORCH_BACKPLANE_TARGET": "nvidia-ada"}

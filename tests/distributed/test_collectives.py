@@ -20,7 +20,10 @@ DEVICES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=DEVICES)
+QUICK = ("late-host", "opencl")  # in `make test`; `make test-distributed` uses all
+
+
+@pytest.fixture(params=[*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in DEVICES if one not in QUICK)])
 def devices(request: pytest.FixtureRequest) -> dict[str, str]:
     """Environment variables that select the devices of all ranks."""
     if request.param.startswith("opencl"):

@@ -56,6 +56,7 @@ def test_null_driver_has_every_native_group_and_runs_programs(tmp_path: Path) ->
     assert result.stdout == "{}\n"
 
 
+@pytest.mark.slow
 def test_overhead_benchmark_runs_on_the_null_driver(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "null", SOURCE, "NullDriver")
     command = [sys.executable, str(OVERHEAD), "--driver", "null", "--rounds", "1", "--scale", "0.01", "--json"]

@@ -31,6 +31,7 @@ def run(site: Path, code: str, source: str = SOURCE, **settings: str) -> str:
     return result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_plain_c_driver_passes_conformance(tmp_path: Path) -> None:
     driver_packages.install(tmp_path, "plain_c", SOURCE, "PlainCDriver")
     what = ["--match", SELECTION, "--dtypes", "float32,int64", "--samples", "4"]

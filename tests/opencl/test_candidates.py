@@ -82,7 +82,7 @@ def test_library_without_a_cost_is_preferred_except_on_processors() -> None:
 @as_it_was
 def test_candidate_without_enough_workspace_is_skipped() -> None:
     family = Candidates(
-        "convolutions",
+        "attention",
         Candidate("host", takes_all, cost=lambda x: 0, workspace=lambda form, x: 10 * x.numel()),
         Candidate(
             "generated",
@@ -97,17 +97,17 @@ def test_candidate_without_enough_workspace_is_skipped() -> None:
     for limit, found in ((100, "host"), (99, "generated"), (100, "host"), (0, "generated")):
         preferences.set_workspace(limit)
         assert family.choose(x) == found
-    with preferences.preferring("convolutions", "host"):
+    with preferences.preferring("attention", "host"):
         assert family.choose(x) == "generated"  # a preference does not extend the workspace
     for limit, found in ((80, "wide"), (79, ""), (preferences.NO_LIMIT, "wide")):
         preferences.set_workspace(limit)
-        with choosing.forcing("convolutions", "generated/wide"):
+        with choosing.forcing("attention", "generated/wide"):
             assert family.choose(x) == f"generated{'/' if found else ''}{found}"
     # Forms of the last candidate can be skipped. The candidate itself always runs, because none is left after it.
     assert backends.without_workspace() == {
-        "convolutions: host": 5,
-        "convolutions: generated": 2,
-        "convolutions: generated/wide": 1,
+        "attention: host": 5,
+        "attention: generated": 2,
+        "attention: generated/wide": 1,
     }
 
 

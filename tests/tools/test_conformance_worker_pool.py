@@ -64,6 +64,7 @@ def test_wrong_operator_fails_the_run(report: Report) -> None:
     assert [entry.op for entry in report.results] == ["good_before", "aborts", "hangs", "wrong_values", "good_after"]
 
 
+@pytest.mark.slow
 def test_a_run_ends_after_its_minutes_and_counts_what_is_left_out() -> None:
     began = time.monotonic()
     found = run(Settings(database=DATABASE, match="^(good_before|hangs|good_after)$", minutes=0.3), jobs=1)
