@@ -99,7 +99,9 @@ void DeferredCommands::issue_while(const std::function<bool()>& needed) noexcept
       changed_.wait(guard, [this] { return !issuing_; });
       continue;
     }
-    if (commands_.empty()) {
+    // Asked again under the lock, because another thread can have executed the command that the caller needs. Then the
+    // first one can wait for something that the caller will do.
+    if (commands_.empty() || !needed()) {
       return;
     }
     const auto prerequisite = commands_.front().prerequisite;

@@ -512,6 +512,28 @@ os._exit(0)
 """
 
 
+MANY = """
+start()
+x = torch.ones(256, device="bp")
+for _ in range(12_000):
+    for _ in range(2):
+        x.mul_(1.0)
+        dist.all_reduce(x)
+    torch.bp.synchronize()
+print(x.sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_many_collectives_while_the_host_waits_for_the_device() -> None:
+    """The thread that starts a collective must not wait for that collective, whichever thread submits commands.
+
+    A race: it hung in about half of the runs, after thousands of collectives.
+    """
+    on_opencl.require_platform()
+    assert ranks.first_output(MANY, 1, HANGS_AFTER="50", **DEVICES["opencl"]) == "256.0\n"
+
+
 def test_a_late_peer_is_an_error_within_the_timeout(devices: dict[str, str]) -> None:
     output = ranks.first_output(TIMEOUT, 2, **devices)
     assert "timed out" in output, output
