@@ -88,10 +88,12 @@ void DeferredCommands::issue_while(const std::function<bool()>& needed) noexcept
   const GilReleased released;
   for (;;) {
     issue_ready();
+    // Under the lock: otherwise another thread could then execute the command that the caller needs, and the first one
+    // left could wait for something that the caller will do.
+    std::unique_lock<std::mutex> guard(lock_);
     if (!needed()) {
       return;
     }
-    std::unique_lock<std::mutex> guard(lock_);
     if (issuing_) {
       if (issuer_ == std::this_thread::get_id()) {
         return; // called from within a command: later commands must execute after it
@@ -99,9 +101,7 @@ void DeferredCommands::issue_while(const std::function<bool()>& needed) noexcept
       changed_.wait(guard, [this] { return !issuing_; });
       continue;
     }
-    // Asked again under the lock, because another thread can have executed the command that the caller needs. Then the
-    // first one can wait for something that the caller will do.
-    if (commands_.empty() || !needed()) {
+    if (commands_.empty()) {
       return;
     }
     const auto prerequisite = commands_.front().prerequisite;

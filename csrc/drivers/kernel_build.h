@@ -73,7 +73,7 @@ class DeferredCommands {
     issue_while([] { return true; });
   }
   // The same, but stops when `needed` returns false: later commands can wait for something that the caller will do.
-  // `needed` is also called with the lock held, and must not use this object.
+  // `needed` is called with the lock held, so it must not use this object.
   void issue_while(const std::function<bool()>& needed) noexcept;
   // Keeps an exception for rethrow(), unless there already is one.
   void keep_failure(std::exception_ptr failure) noexcept;

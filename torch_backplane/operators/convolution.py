@@ -422,7 +422,8 @@ def convolution_gathers(
 ) -> bool:
     """Whether `convolution` uses the same kernel as `convolution_with_operations`, which must accept the operands."""
     description = _description([Convolution.VALUES], self, values, self, weight, settings)
-    return not description[2].trivial and convolutions.choose(self, *description) == "generated"
+    _, _, windows, _ = description
+    return not windows.trivial and convolutions.choose(self, *description) == "generated"
 
 
 def convolution_with_operations(
