@@ -38,6 +38,7 @@ struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
   std::string name; // the hardware's name
   uint64_t total_memory = 0; // bytes
+  uint64_t largest_allocation = ~uint64_t{0}; // maximum bytes of one allocate()
   Addresses addresses = Addresses::Synthetic;
   int compute_units = 1; // torch.cuda's multi_processor_count
   int major = 0; // capability, as the driver defines it

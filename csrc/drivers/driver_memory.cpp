@@ -23,16 +23,10 @@ struct Segment {
 } // namespace
 
 DriverMemory::DriverMemory(DriverObject& driver, const DeviceProperties& properties)
-    : driver_(driver),
-      properties_(properties),
-      can_reserve_(driver.attr("can_reserve")().cast<bool>()),
-      largest_(driver.attr("properties").attr("largest_allocation").cast<size_t>()) {}
+    : driver_(driver), properties_(properties), can_reserve_(driver.attr("can_reserve")().cast<bool>()) {}
 
 void* DriverMemory::allocate(size_t bytes) {
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, bytes <= largest_, "bp out of memory. Tried to allocate ", bytes, " bytes, but ",
-      properties_.name, " allocates at most ", largest_, " bytes at a time");
-  if (!take(bytes)) {
+  if (bytes > properties_.largest_allocation || !take(bytes)) {
     return nullptr;
   }
   void* address = nullptr;

@@ -77,7 +77,6 @@ class DriverMemory {
   AddressSpace segments_; // maps addresses to Segments
   std::atomic<size_t> allocated_{0}; // bytes
   const bool can_reserve_;
-  const size_t largest_; // maximum bytes of a segment
 };
 
 } // namespace backplane

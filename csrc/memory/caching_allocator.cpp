@@ -185,6 +185,9 @@ Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
     PrivatePool* pool;
   } guard(lock, request.pool->owner);
 
+  if (exceeds_device(request)) {
+    out_of_memory(lock, request); // freed memory would not help
+  }
   if (request.uncached) {
     Block* block = obtain_segment(lock, request, /*retry=*/false);
     if (block == nullptr && release_cached(lock, {0, 0}, request.context)) {
@@ -217,6 +220,12 @@ Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
 
 bool DeviceCachingAllocator::expandable() const {
   return can_reserve_ && allocator_settings().expandable_segments.load(std::memory_order_relaxed);
+}
+
+// True if the device cannot allocate a segment of this size even when all of its memory is free.
+bool DeviceCachingAllocator::exceeds_device(const Request& request) const {
+  bool is_device_allocation = !source_of(*request.pool).has_value() && (request.uncached || !expandable());
+  return is_device_allocation && request.segment_size > device_.properties().largest_allocation;
 }
 
 bool DeviceCachingAllocator::should_split(const Block* block, size_t size) const {
@@ -299,6 +308,9 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
   std::string private_info = cached_in_private_pools > 0
       ? "with " + format_size(cached_in_private_pools) + " allocated in private pools (e.g., graphs), "
       : "";
+  const size_t largest = device_.properties().largest_allocation;
+  std::string largest_info =
+      exceeds_device(request) ? " The device allocates at most " + format_size(largest) + " at a time." : "";
   std::string advice = can_reserve_
       ? " If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid"
         " fragmentation."
@@ -317,7 +329,7 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
       static_cast<int>(index_), " has a total capacity of ", format_size(total), " of which ", format_size(free_bytes),
       " is free. ", allowed_info, "Of the allocated memory ", format_size(allocated + cached_in_private_pools),
       " is allocated by PyTorch, ", private_info, "and ", format_size(reserved - allocated - cached_in_private_pools),
-      " is reserved by PyTorch but unallocated.", advice,
+      " is reserved by PyTorch but unallocated.", largest_info, advice,
       " See documentation for Memory Management "
       "(https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management)");
 }

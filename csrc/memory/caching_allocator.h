@@ -254,6 +254,7 @@ class DeviceCachingAllocator {
     return static_cast<size_t>(fraction_.value_or(1.0) * static_cast<double>(total_memory_));
   }
   bool expandable() const;
+  bool exceeds_device(const Request& request) const;
   Context gather(RecordContext level) const {
     return history_.wants(level) ? history_.gather() : nullptr;
   }

@@ -59,7 +59,7 @@ void bind_devices(py::module_& module) {
       .def(
           py::init([](std::string driver, std::string name, uint64_t total_memory, const std::string& address_space,
                       int compute_units, std::pair<int, int> capability, const py::iterable& dtypes,
-                      std::string dialect, std::string kind, uint64_t local_memory) {
+                      std::string dialect, std::string kind, uint64_t local_memory, uint64_t largest_allocation) {
             DeviceProperties properties;
             properties.driver = std::move(driver);
             properties.name = std::move(name);
@@ -73,11 +73,13 @@ void bind_devices(py::module_& module) {
             properties.dialect = std::move(dialect);
             properties.kind = std::move(kind);
             properties.local_memory = local_memory;
+            properties.largest_allocation = largest_allocation;
             return properties;
           }),
           py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("address_space"),
           py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"), py::arg("dialect") = "",
-          py::arg("kind") = "accelerator", py::arg("local_memory") = 0)
+          py::arg("kind") = "accelerator", py::arg("local_memory") = 0,
+          py::arg("largest_allocation") = DeviceProperties().largest_allocation)
       .def_readonly("driver", &DeviceProperties::driver)
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("total_memory", &DeviceProperties::total_memory)

@@ -145,20 +145,30 @@ assert y[-1].item() == 1
 def test_allocations_do_not_exceed_the_largest_allocation(run: Run) -> None:
     code = """
 import torch
-for _ in range(2):
+from torch_backplane.accelerator import memory
+memory._record_memory_history("all", context=None)
+kept = torch.empty(20 << 18, device="bp")
+del kept                                                        # a request that cannot succeed keeps the cache
+for size in (25 << 20, 80 << 20, 1 << 50):
     try:
-        torch.empty(25 << 20, dtype=torch.uint8, device="bp")
+        torch.empty(size, dtype=torch.uint8, device="bp")
     except torch.OutOfMemoryError as error:
-        print(error)
+        print(str(error).split(". ")[1], "|", "allocates at most 20.00 MiB at a time" in str(error))
     x = torch.ones(20 << 18, device="bp")  # exactly the largest allocation
     assert x[-1].item() == 1
     del x
+statistics = torch.bp.memory_stats()
+print(statistics["num_ooms"], statistics["num_device_alloc"])
+print([entry["size"] >> 20 for entry in memory._snapshot()["device_traces"][0] if entry["action"] == "oom"])
 """
     source = MINIMAL.replace("1 << 26", "1 << 26, largest_allocation=20 << 20")
-    refused = (
-        "bp out of memory. Tried to allocate 27262976 bytes, but Minimal allocates at most 20971520 bytes at a time"
-    )
-    assert succeeds(run(code, source)).splitlines() == [refused] * 2
+    assert succeeds(run(code, source)).splitlines() == [
+        "Tried to allocate 26.00 MiB | True",
+        "Tried to allocate 80.00 MiB | True",
+        "Tried to allocate 1048576.00 GiB | True",
+        "3 1",
+        f"[25, 80, {1 << 30}]",
+    ]
 
 
 # Reserved address space is a bytearray; MAPPED records its mapped pages.

@@ -60,6 +60,7 @@ def checked_properties(driver: str, device: Any) -> Any:
         driver=driver,
         name=properties.name,
         total_memory=properties.total_memory,
+        largest_allocation=properties.largest_allocation,
         address_space=properties.address_space,
         compute_units=properties.compute_units,
         capability=tuple(properties.capability),
