@@ -34,6 +34,7 @@ from torch._inductor.utils import prefix_is_reduction
 from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
+from torch_backplane.compile.elements import SLOW, Elements
 from torch_backplane.compile.formulas import computed_in, traced
 from torch_backplane.compile.indexing import FUNCTIONS, Float64Printer, IndexPrinter
 from torch_backplane.compile.kernel_functions import ATOMIC_ADD, ATOMIC_DTYPES, RANDOM, REPORTS
@@ -74,7 +75,9 @@ class GraphKernel(SIMDKernel[Variable]):
         self.scans: dict[Any, tuple[Variable, ...]] = {}  # results of the scans in the current loop
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
-        self.team, self.lanes, self.tile = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
+        form = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
+        self.team, self.lanes, self.tile, self.kept = form
+        self.elements = Elements(self)
         # Whether some items of a team can have no element in an iteration of a loop. `inside` tells it.
         self.has_inside = self.team > 1 and self.features.contains_op("scan")
         # Statements outside of loops, and their stores if they come last.
@@ -132,14 +135,18 @@ class GraphKernel(SIMDKernel[Variable]):
         buffer = self.compute if buffer is None else buffer
         key = f"{dtype} {text}"
         var = self.cse.try_get(key)
-        if var is None:
+        is_outside = not self.inside_reduction or buffer is self.outside
+        if var is not None and (var in self.outside_loops or (not is_outside and self.elements.has(var))):
+            var.use_count += 1
+            return var
+        if var is None or self._is_scoped():
             var = self.new_variable(dtype)
             self.cse.put(key, var)
-            buffer.writeline(f"const {self.dialect.type(dtype)} {var} = {text};")
-            if not self.inside_reduction or buffer is self.outside:
-                self.outside_loops.add(var)
+        buffer.writeline(f"const {self.dialect.type(dtype)} {var} = {text};")
+        if is_outside:
+            self.outside_loops.add(var)
         else:
-            var.use_count += 1
+            self.elements.add(var, buffer)
         return var
 
     def cast(self, value: Any, dtype: torch.dtype) -> Variable:
@@ -190,6 +197,8 @@ class GraphKernel(SIMDKernel[Variable]):
                 as_values = [Value(str(one), one.dtype) for one in given]
                 text = self.dialect.spell(instruction.operation, as_values, instruction.dtype)
                 values.append(self.declare(text, instruction.dtype))
+                if instruction.operation in SLOW:
+                    self.elements.add_slow(values[-1])
         return [values[number] for number in program.results]
 
     def _emit_loop(self, loop: Any, state: Sequence[Variable]) -> Variable:
@@ -424,6 +433,11 @@ class GraphKernel(SIMDKernel[Variable]):
             self.scans[key] = Scan(self, next(self._states), dtypes, combine_fn).write(values)
         return self.scans[key]
 
+    @property
+    def iteration(self) -> str:
+        """The number of the loop's iteration: an index of arrays of `kept` elements."""
+        return "step" if self.dialect.target.simt else f"{self.reduced_tree().prefix}index"
+
     def reduced_tree(self) -> Any:
         """The dimension of the iteration space that is reduced or scanned."""
         (tree,) = (tree for tree in self.range_trees if tree.is_loop)
@@ -441,13 +455,14 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.inside_reduction and any(tree.is_loop for tree in self.range_trees):
             tree = self.reduced_tree()
             earlier = (self.outside,) if self.tile > 1 else ()
+            kept = self.elements.end_loop(self.loads, self.compute, self.stores)
             for head in self._loop_heads(f"{tree.prefix}index", self._numel(tree)):
-                self.body.writeline(head)
+                self.body.writelines(head.split("\n"))
                 with self.body.indent():
+                    self.body.writelines(kept)
                     for part in (*earlier, self.indexing_code, self.loads, self.compute, self.stores):
                         self.body.splice(part)
                 self.body.writeline("}")
-            self.cse.invalidate(self.outside_loops)  # type: ignore[arg-type]
             self.scans.clear()
             tree.cache_clear()
             for node in self.range_tree_nodes.values():
@@ -480,6 +495,15 @@ class GraphKernel(SIMDKernel[Variable]):
             yield (
                 f"for ({kind} {first} = 0; {first} < {numel}; {first} += {self.team}) {{ "
                 f"const {kind} {index} = {first} + ITEM; const bool inside = {inside};"
+            )
+            return
+        if self.kept and self.dialect.target.simt:
+            # Unrolled, so that kept values are in registers.
+            place = f"ITEM + step * {self.team}" if self.team > 1 else "step"
+            skip = f" if ({index} >= {numel}) continue;" if int(numel) % self.team else ""
+            yield (
+                f"#pragma unroll\nfor (int step = 0; step < {self.kept}; ++step) {{ "
+                f"const {kind} {index} = {place};{skip}"
             )
             return
         if lanes == 1:

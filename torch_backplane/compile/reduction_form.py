@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import sympy
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
@@ -20,6 +21,9 @@ _SHORT = 16
 _MANY = 1024
 # Partial states, or adjacent results, of a work item on targets where it fills vector registers itself.
 _LANES = 16
+# Elements of a result that a work item keeps from one loop to the next: in registers, and on CPUs in its cache.
+_KEPT_ON_GPU = 16
+_KEPT_ON_CPU = 4096
 
 
 class ReductionForm(NamedTuple):
@@ -29,11 +33,13 @@ class ReductionForm(NamedTuple):
         team: work items that share a result; 1 if a work item computes results alone.
         lanes: partial states that a work item keeps of a result.
         tile: adjacent results that a work item computes.
+        kept: elements of a result that a work item has, if it keeps their values for later loops (elements.py); else 0.
     """
 
     team: int = 1
     lanes: int = 1
     tile: int = 1
+    kept: int = 0
 
 
 def choose_form(features: Any, target: Target, dimensions: int) -> ReductionForm:
@@ -51,17 +57,28 @@ def choose_form(features: Any, target: Target, dimensions: int) -> ReductionForm
         team = _team(target, results, length, along_columns)
         while team > 1 and team * _scanned_bytes(features) > target.local_memory // 2:
             team //= 2
-        return ReductionForm(team=team)
+        return ReductionForm(team=team, kept=_kept(features, team, _KEPT_ON_GPU))
     if along_columns:
         return ReductionForm(tile=_LANES if dimensions == 1 and results >= _LANES else 1)
-    return ReductionForm(lanes=_LANES if length >= 4 * _LANES else 1)
+    return ReductionForm(lanes=_LANES if length >= 4 * _LANES else 1, kept=_kept(features, 1, _KEPT_ON_CPU))
+
+
+def _kept(features: Any, team: int, most: int) -> int:
+    """How many elements of a result a work item has; 0 if they are more than `most`, or their number is not fixed."""
+    length = features.reduction_numel
+    if features.contains_op("scan") or not isinstance(length, (int, sympy.Integer)) or length > most * team:
+        return 0
+    return -(-int(length) // team)
 
 
 def _team(target: Target, results: int, length: int, along_columns: bool) -> int:
     """The work items that share a result."""
     if target.team_size == 1 or length < _SHORT or (along_columns and results >= _MANY):
         return 1
-    team = target.group(256 if length >= 2048 else target.team_size)
+    team = target.team_size
+    while team < 256 and team * _KEPT_ON_GPU < length:
+        team *= 2
+    team = target.group(team)
     while team > 1 and team // 2 >= length:
         team //= 2
     return team
