@@ -65,7 +65,7 @@ demo-digits: $(ready) ## train a convolutional network on bp (seconds)
 
 test: lint ## lint, then the tests (half an hour on 2 cores)
 	$(pytest) $(quick) $(ARGS)
-	$(pytest) --on opencl $(quick) $(if $(EVERY),,--share 3) --ignore tests/distributed $(ARGS)
+	$(pytest) --on opencl $(quick) $(if $(EVERY),,--share 4) --ignore tests/distributed $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
 
 test-slow: $(ready) ## the tests that `make test` leaves out because they are slow
