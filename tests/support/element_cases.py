@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
     Args:
         make: returns the arguments, on the CPU.
-        loads: how often the text of the GPU's kernel loads an element of an argument or of its own results; None: not
+        loads: how often the text of the GPU's kernel loads an element of an argument or of a result; None: not
             counted.
         slow: how often the text of the CPU's kernel calls exp or tanh, where each loop is there once (up to 63
             elements, or a multiple of 16); None: not counted.
