@@ -45,6 +45,7 @@ STATIC = {
     "_unsafe_masked_index-int64": "with a symbolic value, Inductor raises «NotImplementedError: argument of type»",
     "constant_pad_nd-int64": "with a symbolic value, Inductor raises «TypeError: Cannot convert symbols to int»",
     "cov": "PyTorch's cov with weights reads the sizes as integers",
+    "max_pool2d_with_indices_backward": "the operator refuses symbolic numbers in place of lists",
     "nn.functional.adaptive_avg_pool2d": _UNKNOWN_SIZE,
     "nn.functional.conv2d": "with a stride, the backward pass raises «ValueRangeError: Invalid ranges [0:-1]»",
     "nn.functional.interpolate.area": _UNKNOWN_SIZE,

@@ -109,9 +109,10 @@ for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
 torch.manual_seed(3)
 found.append(run(lambda: torch.compile(lambda x: torch.rand_like(x) + torch.nn.functional.dropout(x))(x).tolist()))
 found.append(run(lambda: torch.compile(lambda x: (x * 2).softmax(-1).sum(0))(x).tolist()))
-found.append(run(lambda: torch.compile(lambda x: (x.cumsum(-1), x.cummax(0)))(x)))
+found.append(run(lambda: torch.compile(lambda x: (x.cumsum(-1), x.cummax(0), x.sort(-1), x.topk(2)))(x)))
 from torch._inductor import ir
 found += [run(ir.Scan.create), run(ir.Scan.create, torch.device("cpu"))]
+found += [run(ir.Sort.create), run(ir.Sort.create, torch.device("cpu"))]
 from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.proxy_tensor import make_fx
 convolved = make_fx(lambda x: torch.ops.aten.convolution(x, x, None, [1], [0], [1], False, [0], 1))(x[None])
@@ -174,6 +175,7 @@ REPLACED = {
     "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
     "torch._inductor.graph.GraphLowering.decide_layout_opt": INDUCTOR,
     "torch._inductor.ir.Scan.create": INDUCTOR,
+    "torch._inductor.ir.Sort.create": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,

@@ -2,9 +2,9 @@
 
 - Dynamo: `device_interface` describes the devices; `traced_calls` and `device_context` say how torch.bp is traced.
 - Inductor: `inductor` registers bp; `scheduling` and `kernel` write fused kernels, `wrapper` writes what a compiled
-  graph does, and `runtime` replays it as a plan. `scans` writes scans. `fused_templates` and `template_kernel` fuse
-  elementwise operations into products and convolutions. `cpu_indices` moves indices to the device. `host` compiles
-  for host devices.
+  graph does, and `runtime` replays it as a plan. `scans` writes scans, and `sorts` writes sorts. `fused_templates` and
+  `template_kernel` fuse elementwise operations into products and convolutions. `cpu_indices` moves indices to the
+  device. `host` compiles for host devices.
 - `associative_scan` lets the operator of this name accept bp tensors.
 
 Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
@@ -73,6 +73,7 @@ def _lower(lowering: types.ModuleType) -> None:
     inductor.avoid_missing_atomics(lowering)
     random_numbers.register_lowerings(lowering)
     inductor.make_templates(lowering)
+    inductor.sort_for_topk(lowering)
     flex_attention.install_lowering(lowering)
 
 
@@ -88,10 +89,11 @@ def _make_indices(post_grad: types.ModuleType) -> None:
     cpu_indices.install(post_grad)
 
 
-def _scan(ir: types.ModuleType) -> None:
+def _scan_and_sort(ir: types.ModuleType) -> None:
     from torch_backplane.compile import inductor
 
     inductor.scan_whole_lines(ir)
+    inductor.sort_short_rows(ir)
 
 
 def _keep_layouts(graph: types.ModuleType) -> None:
@@ -144,7 +146,7 @@ HOOKS: dict[str, Hook] = {
     "torch._inductor.utils": _treat_as_gpu,
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
     "torch._inductor.fx_passes.post_grad": _make_indices,
-    "torch._inductor.ir": _scan,
+    "torch._inductor.ir": _scan_and_sort,
     "torch._inductor.graph": _keep_layouts,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,

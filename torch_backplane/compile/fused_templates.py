@@ -309,7 +309,7 @@ class EpilogueKernel(ElementwiseKernel):
         self.flat = tiling is None or not all(self.is_compatible(tiling.values(), node.get_ranges()) for node in nodes)
         super().__init__(results, nodes, flat if tiling is None or self.flat else tiling)
         name, dtype = results.get_name(), results.get_dtype()
-        place = "xindex" if self.flat else f"yindex * {self._numel(self._kept_trees()[0])} + xindex"
+        place = "xindex" if self.flat else f"yindex * {self.numel_text(self._kept_trees()[0])} + xindex"
         self.more_input = (Value("product", dtype), place)
         variable = self.create_cse_var("product", ValueRanges.unknown(), value_dtype(dtype), ())
         self.outside_loops.add(variable)

@@ -194,6 +194,58 @@ def scan_whole_lines(ir: ModuleType) -> None:
     ir.Scan.create = classmethod(create_scan)  # type: ignore[attr-defined]
 
 
+def sort_short_rows(ir: ModuleType) -> None:
+    """Lets bp sort in kernels as many elements as a team can (sorts.py), in `torch._inductor.ir`.
+
+    The operators of eager PyTorch sort more of them. Inductor lets other nodes use the results of an ir.Scan in the
+    loop that computes them. It does not for an ir.Sort, for which kernels must have no loops. So a sort is a scan here.
+    """
+    create: Callable[..., Any] = ir.Sort.create.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(create)
+    def create_sort(
+        cls: Any,
+        device: torch.device,
+        dtypes: Any,
+        inner_fns: Any,
+        size: Any,
+        axis: int,
+        stable: bool,
+        descending: bool,
+        *given: Any,
+        **named: Any,
+    ) -> Any:
+        if device.type != "bp":
+            return create(cls, device, dtypes, inner_fns, size, axis, stable, descending, *given, **named)
+        from torch_backplane.compile.reduction_form import is_sorted_in_kernel
+        from torch_backplane.compile.sorts import Order
+
+        if not is_sorted_in_kernel(device, size[axis]):
+            return [None] * len(dtypes)
+        scan: Any = ir.Scan  # type: ignore[attr-defined]
+        return scan.create(device, dtypes, inner_fns, size, axis, Order(descending), can_fallback_to_aten=False)
+
+    ir.Sort.create = classmethod(create_sort)  # type: ignore[attr-defined]
+
+
+def sort_for_topk(lowering: ModuleType) -> None:
+    """Lets topk of bp be the first elements of a sort where kernels sort, in `torch._inductor.lowering`."""
+    lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
+    sort: Callable[..., Any] = lowering.sort_stable  # type: ignore[attr-defined]
+    cut: Callable[..., Any] = lowering.slice_  # type: ignore[attr-defined]
+    topk = lowerings[torch.ops.aten.topk.default]
+
+    @functools.wraps(topk)
+    def lower_topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        from torch_backplane.compile.reduction_form import is_sorted_in_kernel
+
+        if not x.get_size() or not is_sorted_in_kernel(x.get_device(), x.get_size()[dim]):
+            return topk(x, k, dim, largest, sorted)
+        return [cut(one, dim, 0, k) for one in sort(x, stable=True, dim=dim, descending=largest)]
+
+    lowerings[torch.ops.aten.topk] = lowerings[torch.ops.aten.topk.default] = lower_topk
+
+
 def create_backend_without_triton(scheduler: ModuleType) -> None:
     """Lets `torch._inductor.scheduler.Scheduler` serve bp. It requires Triton for every GPU but mps."""
     create_backend: Callable[..., Any] = scheduler.Scheduler.create_backend  # type: ignore[attr-defined]

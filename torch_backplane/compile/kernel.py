@@ -10,7 +10,7 @@ There are four forms:
 - Reduction by tiles: a work item reduces the elements of several adjacent results. It executes each section for all of
   them before it goes on.
 
-A scan is a reduction with a result for each element (scans.py).
+A scan is a reduction with a result for each element (scans.py). So is a sort, which only teams compute (sorts.py).
 
 A kernel that reduces has sections: loops over the reduced elements, and statements outside of loops, which every work
 item of a team executes and whose stores only the first one does. With tiles, each section begins with all earlier
@@ -42,6 +42,7 @@ from torch_backplane.compile.operations import Operations
 from torch_backplane.compile.reduction_form import choose_form
 from torch_backplane.compile.reductions import Reduction, reduction
 from torch_backplane.compile.scans import Scan
+from torch_backplane.compile.sorts import Order, sort
 from torch_backplane.compile.variables import Variable
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
@@ -49,6 +50,7 @@ from torch_backplane.kernels.element import loop_statements, statements
 from torch_backplane.kernels.expression import Program, constant, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.templates.random import scalar_words
+from torch_backplane.kernels.templates.sort import key_function
 from torch_backplane.kernels.templates.spelling import macros
 from torch_backplane.planning.launch import dialect_of
 
@@ -72,13 +74,18 @@ class GraphKernel(SIMDKernel[Variable]):
         self.draws = False
         self.more_input: tuple[Value, str] | None = None  # a variable, and the index of its element in VARIABLE_ptr
         self.named_parameters: dict[str, Parameter] = {}
-        self.scans: dict[Any, tuple[Variable, ...]] = {}  # results of the scans in the current loop
+        self.scans: dict[Any, tuple[Variable, ...]] = {}  # results of the scans and sorts in the current loop
+        self.sorted_dtypes: set[torch.dtype] = set()
         self.after_loop = IndentedBuffer()
         self._states = itertools.count()
         form = choose_form(self.features, self.dialect.target, len(self._kept_trees()))
-        self.team, self.lanes, self.tile, self.kept = form
+        self.team, self.teams, self.lanes, self.tile, self.kept = form
         self.elements = Elements(self)
-        # Whether some items of a team can have no element in an iteration of a loop. `inside` tells it.
+        self.group = self.team * self.teams
+        # The work item's index in its team, and what to add to it for its index in the group.
+        self.item, self.first_item = ("ITEM", "") if self.teams == 1 else ("member", "first_item + ")
+        # Whether some items of a team can have no element in an iteration of a loop. `inside` tells it. With several
+        # teams in a group, `has_result` tells whether the team has a result.
         self.has_inside = self.team > 1 and self.features.contains_op("scan")
         # Statements outside of loops, and their stores if they come last.
         self.outside = self.body if self.tile == 1 else IndentedBuffer()
@@ -230,14 +237,17 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.inside_reduction and not indirect and not self._depends_on_reduction(index) and not self._is_scoped():
             buffer = self.outside
         text = self.dialect.decode(f"{pointer}[{self.index_to_str(index)}]", dtype)
-        if buffer is not self.outside:
-            text = self._if_inside(text, value_dtype(dtype))
+        text = self._if_inside(text, value_dtype(dtype), in_loop=buffer is not self.outside)
         return self.declare(text, value_dtype(dtype), buffer)
 
-    def _if_inside(self, text: str, dtype: torch.dtype) -> str:
-        """`text`, which must not be evaluated without an element; then 0 instead."""
-        is_in_step = self.has_inside and self.inside_reduction
-        return f"inside ? {text} : {self.dialect.constant(0, dtype)}" if is_in_step else text
+    def _if_inside(self, text: str, dtype: torch.dtype, in_loop: bool = True) -> str:
+        """`text`, which must not be evaluated without an element, or without a result; then 0 instead."""
+        condition = self._condition(in_loop and self.inside_reduction)
+        return f"{condition} ? {text} : {self.dialect.constant(0, dtype)}" if condition else text
+
+    def _condition(self, in_loop: bool) -> str:
+        """Tells whether there is an element, or a result, if that is not sure."""
+        return "inside" if self.has_inside and in_loop else "has_result" if self.teams > 1 else ""
 
     def _is_scoped(self) -> bool:
         """Whether the statements of a conditional are being written."""
@@ -278,12 +288,17 @@ class GraphKernel(SIMDKernel[Variable]):
         finally:
             self.inside_reduction, self.compute = prior, compute
         buffer = self.after_loop if self.tile == 1 else self.last_stores
-        buffer.writeline(DeferredLine(name, f"if (ITEM == 0) {line}" if self.team > 1 else line))
+        buffer.writeline(DeferredLine(name, f"{self._once() if self.team > 1 else ''}{line}"))
 
     def _write(self, name: str, line: str) -> None:
         once = self.features.is_reduction() and not self.inside_reduction and self.team > 1
-        guard = "if (ITEM == 0) " if once else "if (inside) " if self.has_inside and self.inside_reduction else ""
+        condition = self._condition(self.inside_reduction)
+        guard = self._once() if once else f"if ({condition}) " if condition else ""
         self.stores.writeline(DeferredLine(name, f"{guard}{line}"))
+
+    def _once(self) -> str:
+        """The head of a statement that one item of a team executes."""
+        return f"if ({self.item} == 0{' && has_result' if self.teams > 1 else ''}) "
 
     def _store_atomically(self, name: str, pointer: str, place: str, value: Variable) -> None:
         dtype = V.graph.get_dtype(name)
@@ -395,7 +410,7 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def _combine_team(self, made: Reduction, state: Sequence[str], combined: Program, number: int) -> None:
         """Statements after the loop: the states of all work items of the group, combined in a tree."""
-        arrays = [self.shared_array("shared", dtype, k, self.team) for k, dtype in enumerate(made.state)]
+        arrays = [self.shared_array("shared", dtype, k, self.group) for k, dtype in enumerate(made.state)]
         other = [f"{name}_other" for name in state]
         lines, results = statements(combined, self.dialect, [*state, *other], f"t{number}_")
         put = [f"{array}[ITEM] = {name};" for array, name in zip(arrays, state, strict=True)]
@@ -409,12 +424,12 @@ class GraphKernel(SIMDKernel[Variable]):
                 *put,
                 "BARRIER;",
                 f"for (int distance = {self.team // 2}; distance > 0; distance >>= 1) {{",
-                "  if (ITEM < distance) {",
+                f"  if ({self.item} < distance) {{",
                 *(f"    {line.strip()}" for line in step),
                 "  }",
                 "  BARRIER;",
                 "}",
-                *(f"{name} = {array}[0];" for array, name in zip(arrays, state, strict=True)),
+                *(f"{name} = {array}[{self.first_item}0];" for array, name in zip(arrays, state, strict=True)),
                 "BARRIER;",
             ]
         )
@@ -425,13 +440,23 @@ class GraphKernel(SIMDKernel[Variable]):
         self.shared[name] = (dtype, length)
         return name
 
-    # Scans
+    # Scans and sorts
 
     def scan(self, dtypes: Any, combine_fn: Any, values: Any) -> tuple[Variable, ...]:
         key = (dtypes, combine_fn, values)  # each result of a scan asks for all of them
         if key not in self.scans:
-            self.scans[key] = Scan(self, next(self._states), dtypes, combine_fn).write(values)
+            number = next(self._states)
+            if isinstance(combine_fn, Order):
+                self.scans[key] = sort(self, number, values, combine_fn)
+            else:
+                self.scans[key] = Scan(self, number, dtypes, combine_fn).write(values)
         return self.scans[key]
+
+    def key_function(self, dtype: torch.dtype) -> str:
+        """The name of a function that maps values of `dtype` to unsigned integers of the same order."""
+        self.sorted_dtypes.add(dtype)
+        self.used_dtypes |= {torch.uint32, torch.uint64}
+        return f"key_of_{str(dtype).removeprefix('torch.')}"
 
     @property
     def iteration(self) -> str:
@@ -439,7 +464,7 @@ class GraphKernel(SIMDKernel[Variable]):
         return "step" if self.dialect.target.simt else f"{self.reduced_tree().prefix}index"
 
     def reduced_tree(self) -> Any:
-        """The dimension of the iteration space that is reduced or scanned."""
+        """The dimension of the iteration space that is reduced, scanned or sorted."""
         (tree,) = (tree for tree in self.range_trees if tree.is_loop)
         return tree
 
@@ -456,7 +481,7 @@ class GraphKernel(SIMDKernel[Variable]):
             tree = self.reduced_tree()
             earlier = (self.outside,) if self.tile > 1 else ()
             kept = self.elements.end_loop(self.loads, self.compute, self.stores)
-            for head in self._loop_heads(f"{tree.prefix}index", self._numel(tree)):
+            for head in self._loop_heads(f"{tree.prefix}index", self.numel_text(tree)):
                 self.body.writelines(head.split("\n"))
                 with self.body.indent():
                     self.body.writelines(kept)
@@ -492,9 +517,10 @@ class GraphKernel(SIMDKernel[Variable]):
         if self.scans and self.team > 1:
             # All items reach the barriers. Those without an element access no memory.
             inside = "true" if numel.isdigit() and int(numel) % self.team == 0 else f"{index} < {numel}"
+            inside += " && has_result" if self.teams > 1 else ""
             yield (
                 f"for ({kind} {first} = 0; {first} < {numel}; {first} += {self.team}) {{ "
-                f"const {kind} {index} = {first} + ITEM; const bool inside = {inside};"
+                f"const {kind} {index} = {first} + {self.item}; const bool inside = {inside};"
             )
             return
         if self.kept and self.dialect.target.simt:
@@ -507,8 +533,8 @@ class GraphKernel(SIMDKernel[Variable]):
             )
             return
         if lanes == 1:
-            begin, step = ("ITEM", str(self.team)) if self.team > 1 else ("0", "1")
-            inside = " const bool inside = true;" if self.has_inside else ""
+            begin, step = (self.item, str(self.team)) if self.team > 1 else ("0", "1")
+            inside = f" const bool inside = {self._condition(False) or 'true'};" if self.has_inside else ""
             yield f"for ({kind} {index} = {begin}; {index} < {numel}; {index} += {step}) {{{inside}"
             return
         # Compilers vectorize the inner loop, as its length is a constant.
@@ -520,7 +546,7 @@ class GraphKernel(SIMDKernel[Variable]):
             yield f"for ({kind} {index} = {numel} / {lanes} * {lanes}, lane = 0; {index} < {numel}; ++{index}) {{"
 
     def _has_partial_tiles(self) -> bool:
-        numel = self._numel(self._kept_trees()[0])
+        numel = self.numel_text(self._kept_trees()[0])
         return not numel.isdigit() or int(numel) % self.tile != 0
 
     def _tile_head(self, results: str) -> str:
@@ -530,7 +556,8 @@ class GraphKernel(SIMDKernel[Variable]):
             f"for (int lane = 0; lane < {results}; ++lane) {{ const {self.index_dtype} {index} = {index}_first + lane;"
         )
 
-    def _numel(self, tree: Any) -> str:
+    def numel_text(self, tree: Any) -> str:
+        """The number of elements along a dimension of the iteration space."""
         if isinstance(tree.numel, (int, sympy.Integer)):
             return str(int(tree.numel))
         return f"{tree.prefix}numel"
@@ -557,6 +584,7 @@ class GraphKernel(SIMDKernel[Variable]):
             f"    parameters=[{', '.join(roles)}],",
             f"    local_bytes={kernel.local_bytes!r},",
             f"    team={self.team!r},",
+            f"    teams={self.teams!r},",
             f"    tile={self.tile!r},",
             f"    reduces={self.features.is_reduction()!r},",
             f"    reports_errors={self.reports_errors!r},",
@@ -626,7 +654,7 @@ class GraphKernel(SIMDKernel[Variable]):
         functions = self._functions("\n".join(body))
         text = "\n".join([functions, *body])
         header = dialect.header(frozenset(self.used_dtypes), text)
-        group_size = self.team if self.team > 1 else None
+        group_size = self.group if self.team > 1 else None
         whole = dialect.kernel(entry, declared, group_size, body, bounded=self.team == 1)
         local = sum(length * dtype.itemsize for dtype, length in self.shared.values())
         source = "\n".join([header, macros(dialect, text), functions, whole])
@@ -639,17 +667,23 @@ class GraphKernel(SIMDKernel[Variable]):
         kept = self._kept_trees()
         if self.team > 1:
             assert len(kept) == 1
-            yield f"const {index} {kept[0].prefix}index = ({index})GROUP;"
+            result = f"{kept[0].prefix}index"
+            if self.teams == 1:
+                yield f"const {index} {result} = ({index})GROUP;"
+                return
+            yield f"const int member = ITEM % {self.team}, first_item = ITEM - member;"
+            yield f"const {index} {result} = ({index})GROUP * {self.teams} + ITEM / {self.team};"
+            yield f"const bool has_result = {result} < {self.numel_text(kept[0])};"
             return
         if self.tile > 1:
-            first, numel = f"{kept[0].prefix}index_first", self._numel(kept[0])
+            first, numel = f"{kept[0].prefix}index_first", self.numel_text(kept[0])
             yield f"const {index} {first} = ({index})({dialect.global_index(wide)}) * {self.tile};"
             yield f"if ({first} >= {numel}) return;"
             yield f"const int results = (int)({numel} - {first} < {self.tile} ? {numel} - {first} : {self.tile});"
             return
         for tree, text in zip(kept, (dialect.global_index(wide), dialect.global_row(wide)), strict=False):
             yield f"const {index} {tree.prefix}index = ({index})({text});"
-        bounds = [(f"{tree.prefix}index", self._numel(tree)) for tree in kept]
+        bounds = [(f"{tree.prefix}index", self.numel_text(tree)) for tree in kept]
         yield f"if ({dialect.beyond(*bounds)}) return;"
 
     def _functions(self, text: str) -> str:
@@ -660,6 +694,7 @@ class GraphKernel(SIMDKernel[Variable]):
             parts.append(ATOMIC_ADD)
         if self.reports_errors:
             parts.append(REPORTS)
+        parts += [key_function(dialect, one, self.key_function(one)) for one in sorted(self.sorted_dtypes, key=str)]
         if self.draws:
             parts += ["typedef float value_t;", scalar_words(dialect, torch.float32), RANDOM]
         types = {"uint64": dialect.type(torch.uint64), "int64": dialect.type(torch.int64)}

@@ -34,6 +34,7 @@ class GraphKernel:
         text: the whole text, in the device's dialect.
         parameters: "input" and "output" for buffers, then the dtypes of numbers.
         team: work items that share a result of a reduction; 1 if a work item computes a result alone.
+        teams: teams of a group.
         tile: adjacent results that a work item computes.
         reduces: whether work items reduce elements.
         local_bytes: bytes of local memory per group.
@@ -46,6 +47,7 @@ class GraphKernel:
     text: str
     parameters: Sequence[Any]
     team: int
+    teams: int
     tile: int
     reduces: bool
     local_bytes: int
@@ -71,7 +73,7 @@ class GraphKernel:
             Parameter("scalar", one, k) if isinstance(one, torch.dtype) else Parameter(one, torch.uint8, k)
             for k, one in enumerate(self.parameters)
         ]
-        group_size = self.team if self.team > 1 else None
+        group_size = self.team * self.teams if self.team > 1 else None
         return Kernel(self.name, self.text, tuple(roles), None, group_size, self.local_bytes)
 
     def run(self, tensors: list[torch.Tensor], numbers: list[Any], sizes: Sequence[int]) -> None:
@@ -88,7 +90,8 @@ class GraphKernel:
             tensors = [*tensors, error_words(torch.device("bp", self.device))]
             numbers = [*numbers, errors.operator_number(self.name), *map(errors.text_number, self.error_texts)]
         if self.team > 1:
-            launch(self.kernel, tensors, numbers, [sizes[0] * self.team], [self.team])
+            items = self.team * self.teams
+            launch(self.kernel, tensors, numbers, [-(-sizes[0] // self.teams) * items], [items])
             return
         target = dialect_of(self.device).target
         if len(sizes) == 1:

@@ -71,18 +71,18 @@ class Scan:
         yield from (f"{carry} = {one};" for carry, one in zip(self._carry, self._state, strict=True))
 
     def _by_team(self) -> Iterator[str]:
-        kernel, team = self._kernel, self._kernel.team
+        kernel, team, group, item = self._kernel, self._kernel.team, self._kernel.group, self._kernel.item
         kernel.variables[_SIDE] = f"int {_SIDE} = 0;"
-        arrays = [kernel.shared_array("scanned", one.dtype, k, 2 * team) for k, one in enumerate(self._state)]
+        arrays = [kernel.shared_array("scanned", one.dtype, k, 2 * group) for k, one in enumerate(self._state)]
         put = [f"{array}[{_SIDE} + ITEM] = {one};" for array, one in zip(arrays, self._state, strict=True)]
-        swap = f"{_SIDE} = {team} - {_SIDE};"
+        swap = f"{_SIDE} = {group} - {_SIDE};"
         before = [_variable(kernel, f"{one}_before", one.dtype) for one in self._state]
         if self._has_carry:
-            yield f"if (ITEM == 0 && {self._index} > 0) {{"
+            yield f"if ({item} == 0 && {self._index} > 0) {{"
             yield from self._combined(self._carry)
             yield "}"
         yield f"for (int distance = 1; distance < {team}; distance <<= 1) {{"
-        yield from (*put, "BARRIER;", "if (ITEM >= distance) {")
+        yield from (*put, "BARRIER;", f"if ({item} >= distance) {{")
         for one, array in zip(before, arrays, strict=True):
             yield f"const {kernel.dialect.type(one.dtype)} {one} = {array}[{_SIDE} + ITEM - distance];"
         yield from self._combined(before)
@@ -90,7 +90,7 @@ class Scan:
         if self._has_carry:
             yield from (*put, "BARRIER;")
             for one, array in zip(self._carry, arrays, strict=True):
-                yield f"{one} = {array}[{_SIDE} + {team - 1}];"
+                yield f"{one} = {array}[{_SIDE} + {kernel.first_item}{team - 1}];"
             yield swap
 
     def _combined(self, earlier: Sequence[Variable]) -> Iterator[str]:

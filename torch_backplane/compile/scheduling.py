@@ -15,6 +15,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_backplane.compile.fused_templates import FusedTemplate
 from torch_backplane.compile.kernel import GraphKernel
+from torch_backplane.compile.reduction_form import fits_local_memory
 from torch_backplane.planning.launch import dialect_of
 
 
@@ -35,13 +36,16 @@ class GraphScheduling(SIMDScheduling):
             return super().compute_tiling_strategy(*given)
 
     def can_fuse(self, node1: Any, node2: Any) -> bool:
-        """As for other devices, if the fused kernel has no more arguments than the device takes."""
+        """As for other devices, if the device has enough space for the kernel's arguments and local memory."""
         buffers = {one.name for node in (node1, node2) for one in (*node.read_writes.reads, *node.read_writes.writes)}
         dialect = dialect_of(node1.get_device())
         is_template = node1.is_template() or node2.is_template()
         numbers = (64 if is_template else 16) * 8  # sizes and strides; there are fewer of them in practice
         if len(buffers) * dialect.buffer_bytes + numbers > dialect.target.max_argument_bytes:
             WhyNoFuse(node1, node2)("%s buffers are too many arguments for the device", len(buffers))
+            return False
+        if not fits_local_memory(dialect.target, [*node1.get_nodes(), *node2.get_nodes()]):
+            WhyNoFuse(node1, node2)("the scans and sorts need too much local memory")
             return False
         return bool(super().can_fuse(node1, node2))
 

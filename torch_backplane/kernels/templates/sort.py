@@ -227,22 +227,26 @@ _ORDER_APART = """
 """
 
 
-def key_function(dialect: Dialect, value: torch.dtype) -> str:
-    """Returns the function key_of(x): an unsigned integer in the order of x, with as many bits as x.
+def key_function(dialect: Dialect, value: torch.dtype, name: str = "key_of") -> str:
+    """Returns the function `name`(x): an unsigned integer in the order of x, of 64 bits if x has as many, else of 32.
 
     NaN is the greatest; -0 equals 0.
+
+    Args:
+        value: dtype of x in registers.
     """
     category, bits = facts(value)
+    kind = dialect.type(value)
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
     if category == "float":
         found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
             # Not x + 0: compilers that ignore signs of zeros (Mesa's) would remove the addition.
-            f"const value_t number = x == (value_t)0 ? (value_t)0 : x; const {type_} bits = {found}; "
+            f"const {kind} number = x == ({kind})0 ? ({kind})0 : x; const {type_} bits = {found}; "
             f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
         )
     else:
         mask = f"{(1 << bits) - 1:#x}u" if bits < 64 else f"~({type_})0"
         text = f"return (({type_})x" + (f" ^ ({type_})1 << {bits - 1}" if category == "signed" else "") + f") & {mask};"
-    return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"
+    return f"FUNCTION {type_} {name}(const {kind} x) {{ {text} }}\n"
