@@ -243,7 +243,8 @@ def test_divergent_barrier_is_counted() -> None:
 @pytest.mark.parametrize("on", ["nvidia-ada", "arm-mali-g610"])  # the matrix fits half of the caches of the first
 def test_elements_in_place_are_read_and_written(on: str) -> None:
     modelled = read_target(on)
-    one, _ = launched(f"{INDEX} ((float*)in)[i] = in[i] + 1; if (i == 0) out[0] = 0;", MATRIX, 1, len(MATRIX), 64, on=on)
+    body = f"{INDEX} ((float*)in)[i] = in[i] + 1; if (i == 0) out[0] = 0;"
+    one, _ = launched(body, MATRIX, 1, len(MATRIX), 64, on=on)
     assert moved(one, modelled) == pytest.approx(2 * 4 * len(MATRIX), rel=0.01)
     # What a work item writes twice moves once while it is in the cache, also if it was read between.
     twice = f"{INDEX} volatile float* x = out; x[i] = in[i]; x[i] = x[i] + 1;"

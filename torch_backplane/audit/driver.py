@@ -31,7 +31,10 @@ class _Settings(ctypes.Structure):
 
 
 class _Operand(ctypes.Structure):
-    _fields_: ClassVar = [*((name, ctypes.c_double) for name in ("sectors", "written")), *integers("first", "last", "samples")]
+    _fields_: ClassVar = [
+        *((name, ctypes.c_double) for name in ("sectors", "written")),
+        *integers("first", "last", "samples"),
+    ]
 
 
 # Fields of a launch that are copied from observer.h's summary.
