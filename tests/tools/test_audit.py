@@ -280,7 +280,8 @@ SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
     "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU|Fourier transform of real rows of 1,000"
-    "|few sums of many products: (usual|tile=32/whole)|compiled: softmax with a mask and a scale)$"
+    "|few sums of many products: (usual|tile=32/whole)"
+    "|compiled: (softmax with a mask and a scale|GELU with bias, and gradients))$"
 )
 
 
@@ -351,7 +352,7 @@ def test_each_bound_is_checked(measure: str, figures: dict[str, float]) -> None:
 
 def test_known_findings_name_existing_cases_and_measures() -> None:
     for one in KNOWN:
-        assert one.measure in ("fill", "chain", "traffic", "barriers", "fallbacks")
+        assert one.measure in ("fill", "chain", "traffic", "fused", "barriers", "fallbacks")
         assert any(re.fullmatch(one.match, title) for title in cases()), one.match
         assert one.reason
 

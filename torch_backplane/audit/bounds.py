@@ -125,7 +125,7 @@ KNOWN: tuple[Known, ...] = (
         Known(
             "compiled: gathered columns and a factor",
             measure,
-            "16 groups gather a row's 1,024 elements in any order, and each reads a third of the row's sectors",
+            "16 groups gather a row's 1,024 elements in any order, and each reads two fifths of the row's sectors",
         )
         for measure in ("traffic", "fused")
     ),
