@@ -26,7 +26,7 @@ PACKAGE = {
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},
-    "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
+    "audit": {"_C", "compile_report", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
     "ptxas": {"_C", "audit", "conformance", "drivers", "kernels"},
     "compile_report": {"compile"},
     "memory_plot": set(),

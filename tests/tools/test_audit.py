@@ -240,6 +240,19 @@ def test_divergent_barrier_is_counted() -> None:
     assert one.divergent == 1
 
 
+@pytest.mark.parametrize("on", ["nvidia-ada", "arm-mali-g610"])  # the matrix fits half of the caches of the first
+def test_elements_in_place_are_read_and_written(on: str) -> None:
+    modelled = read_target(on)
+    body = f"{INDEX} ((float*)in)[i] = in[i] + 1; if (i == 0) out[0] = 0;"
+    one, _ = launched(body, MATRIX, 1, len(MATRIX), 64, on=on)
+    assert moved(one, modelled) == pytest.approx(2 * 4 * len(MATRIX), rel=0.01)
+    # What a work item writes twice moves once while it is in the cache, also if it was read between.
+    twice = f"{INDEX} volatile float* x = out; x[i] = in[i]; x[i] = x[i] + 1;"
+    one, result = launched(twice, MATRIX, len(MATRIX), len(MATRIX), 64, on=on)
+    assert result == [each + 1 for each in MATRIX]
+    assert moved(one, modelled) == pytest.approx(2 * 4 * len(MATRIX), rel=0.01)
+
+
 def test_shared_reads_are_moved_once() -> None:
     one, result = launched(f"{INDEX} out[i] = in[i % width];", MATRIX[:64], 1 << 16, 1 << 16, 64, 64)
     assert result[:64] == MATRIX[:64]
@@ -267,7 +280,8 @@ SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
     "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU|Fourier transform of real rows of 1,000"
-    "|few sums of many products: (usual|tile=32/whole)|compiled: softmax with a mask and a scale)$"
+    "|few sums of many products: (usual|tile=32/whole)"
+    "|compiled: (softmax with a mask and a scale|GELU with bias, and gradients))$"
 )
 
 
@@ -338,7 +352,7 @@ def test_each_bound_is_checked(measure: str, figures: dict[str, float]) -> None:
 
 def test_known_findings_name_existing_cases_and_measures() -> None:
     for one in KNOWN:
-        assert one.measure in ("fill", "chain", "traffic", "barriers", "fallbacks")
+        assert one.measure in ("fill", "chain", "traffic", "fused", "barriers", "fallbacks")
         assert any(re.fullmatch(one.match, title) for title in cases()), one.match
         assert one.reason
 

@@ -18,6 +18,7 @@ class Family:
 
     Args:
         traffic: maximum of bytes moved relative to the minimum; None: not bounded.
+        fused: the same for each kernel of a compiled graph, relative to the minimum of this kernel.
         only_samples: whether only the sampled groups compute at full size, because accesses do not depend on data.
         samples_inputs: whether this also holds while the inputs are made, because no address depends on their values.
         max_bytes: maximum size of an operand.
@@ -26,6 +27,7 @@ class Family:
     """
 
     traffic: float | None = None
+    fused: float | None = None
     only_samples: bool = True
     samples_inputs: bool = False
     max_bytes: int = 1 << 40
@@ -48,13 +50,14 @@ FAMILIES = {
     "transforms": Family(samples_inputs=True),
     "random": Family(traffic=1.25, random=True),
     "optimizers": Family(traffic=1.25),
-    "compiled graphs": Family(traffic=1.25, samples_inputs=True),
+    "compiled graphs": Family(traffic=1.25, fused=1.25, samples_inputs=True),
+    "compiled steps": Family(fused=1.25, samples_inputs=True, bounded=False),
     "candidates": Family(samples_inputs=True, bounded=False),
 }
 
 
 # Cases with random results in other families.
-RANDOM = frozenset({"randperm", "attention with dropout, heads of 64"})
+RANDOM = frozenset({"randperm", "attention with dropout, heads of 64", "compiled: dropout and residual"})
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,44 @@ KNOWN: tuple[Known, ...] = (
     Known(_FEW_SETS, "traffic", _PASSES),
     Known("layer norm of rows, backward", "traffic", "the gradients of weight and bias read both operands again"),
     Known(
-        "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward|compiled: layer norm and residual",
+        "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward",
         "traffic",
         "where a group's share of the caches is 8 KiB, the second pass over a row misses the cache",
     ),
     Known("softmax of columns", "traffic", _PASSES),
     Known("compiled: gradient of GELU.*", "traffic", "Inductor sums the gradient in a separate kernel"),
-    Known("compiled: squared error, mean of all", "fill", "Inductor gives each work item up to 512 elements"),
-    Known("compiled: (gradient of GELU|variance of columns).*", "fill", _INDUCTOR),
-    Known("compiled: (gradient of GELU|variance of columns).*", "chain", _INDUCTOR),
+    Known(
+        "compiled: (squared error, mean|sum and maximum) of all",
+        "fill",
+        "Inductor gives each work item up to 512 elements",
+    ),
+    *(
+        Known("compiled: (gradient of GELU|variance of columns|sum of products of columns).*", measure, _INDUCTOR)
+        for measure in ("fill", "chain")
+    ),
+    Known("compiled: softmax of rows of 16,384", "fill", "Inductor divides no rows: there are 1,024 groups"),
+    *(
+        Known(
+            "compiled: softmax of rows of 16,384",
+            measure,
+            "rows do not fit a group's share of the caches, and need three passes: Inductor computes maximum and sum in"
+            " one pass only for CUDA and XPU",
+        )
+        for measure in ("traffic", "fused")
+    ),
+    *(
+        Known(
+            "compiled: gathered columns and a factor",
+            measure,
+            "16 groups gather a row's 1,024 elements in any order, and each reads two fifths of the row's sectors",
+        )
+        for measure in ("traffic", "fused")
+    ),
+    Known(
+        "compiled: (log-softmax and loss|cross entropy and gradient)",
+        "fused",
+        "one element of each row is read, and its sector completely; the kernel moves 1 % of all bytes",
+    ),
     Known("renorm|weight norm", "traffic", "norm and product are separate launches, so the operand is read twice"),
     Known(
         "(cumsum|cumprod|cummax|logcumsumexp) of a vector",
@@ -203,6 +235,9 @@ def _figures_beyond(result: Mapping[str, Any]) -> Iterator[tuple[str, float, flo
         yield ("chain", figures["chain"], longest)
     if family.traffic is not None and figures["traffic"] > family.traffic:
         yield ("traffic", figures["traffic"], family.traffic)
+    most = max((one["traffic"] for one in result.get("fused", ())), default=0.0)
+    if family.fused is not None and most > family.fused:
+        yield ("fused", most, family.fused)
     if figures["divergent"]:
         yield ("barriers", figures["divergent"], 0)
 

@@ -1,19 +1,25 @@
-"""Graphs of torch.compile, each of which should be one or two fused kernels. On the CPU, they run uncompiled."""
+"""Functions that torch.compile compiles. On the CPU, they run uncompiled.
+
+Graphs of the first family should be one or two fused kernels. The others also have products, or results of kernels that
+later kernels need.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane.audit.operands import distinct_bytes
-from torch_backplane.audit.workloads import ROW, Body, Workload, rand, rows, whole
+from torch_backplane.audit.workloads import ROW, Body, Workload, images, rand, rows, whole
 
-FAMILY = "compiled graphs"
+FAMILY, STEPS = "compiled graphs", "compiled steps"
 Build = Callable[[torch.device, int], tuple[Callable[..., Any], list[torch.Tensor]]]  # a function and its arguments
 
 COMPILED: list[Workload] = []
@@ -38,20 +44,59 @@ class CompiledBody:
         return sum(map(distinct_bytes, [*self.arguments, *written, *results]))
 
 
-def graph(title: str, writes: tuple[int, ...] = ()) -> Callable[[Build], Build]:
-    """Return a decorator that adds a case. `writes`: as in CompiledBody."""
+def _compiled(function: Callable[..., Any], device: torch.device, dynamic: bool = False) -> Callable[..., Any]:
+    if device.type == "cpu":
+        return function
+    # Dynamo compiles a function for a few devices and sizes only, unless it forgets earlier ones.
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, dynamic=dynamic)
+
+
+def _add(title: str, family: str, build: Callable[[torch.device, int], CompiledBody]) -> None:
+    def make(device: torch.device, n: int) -> Body:
+        body = build(device, n)
+        if device.type != "cpu":
+            body.function(*(one.clone() for one in body.arguments))  # compiles it
+        return body
+
+    COMPILED.append(Workload(f"compiled: {title}", make, family=family))
+
+
+def graph(
+    title: str, *, writes: tuple[int, ...] = (), dynamic: bool = False, family: str = FAMILY
+) -> Callable[[Build], Build]:
+    """Return a decorator that adds a case. `writes`: as in CompiledBody; `dynamic`: as in torch.compile."""
 
     def add(build: Build) -> Build:
-        def make(device: torch.device, n: int) -> Body:
+        def body(device: torch.device, n: int) -> CompiledBody:
             function, arguments = build(device, n)
-            if device.type != "cpu":
-                # Dynamo compiles a function for a few devices and sizes only, unless it forgets earlier ones.
-                torch.compiler.reset()
-                function = torch.compile(function, fullgraph=True)
-                function(*(one.clone() for one in arguments))
-            return CompiledBody(function, arguments, writes)
+            return CompiledBody(_compiled(function, device, dynamic), arguments, writes)
 
-        COMPILED.append(Workload(f"compiled: {title}", make, family=FAMILY))
+        _add(title, family, body)
+        return build
+
+    return add
+
+
+def gradient(title: str, count: int) -> Callable[[Build], Build]:
+    """Return a decorator that adds a case: a compiled function, and the gradients of its first `count` arguments.
+
+    The last argument is the gradient of the result, and no argument of the function.
+    """
+
+    def add(build: Build) -> Build:
+        def body(device: torch.device, n: int) -> CompiledBody:
+            function, arguments = build(device, n)
+            compiled = _compiled(function, device)
+
+            def both(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                leaves = [one.detach().requires_grad_() for one in given[:count]]
+                result = compiled(*leaves, *given[count:-1])
+                return (result.detach(), *torch.autograd.grad(result, leaves, given[-1]))
+
+            return CompiledBody(both, arguments, ())
+
+        _add(title, STEPS, body)
         return build
 
     return add
@@ -146,6 +191,130 @@ def _(device: torch.device, n: int) -> Any:
     ]  # fmt: skip
 
 
+@graph("bias of each row and GELU")
+def _(device: torch.device, n: int) -> Any:
+    x = rand(device, *rows(n))
+    return (lambda x, bias: F.gelu(x + bias)), [x, rand(device, x.shape[0], 1)]
+
+
+@graph("GELU, dynamic shapes", dynamic=True)
+def _(device: torch.device, n: int) -> Any:
+    x = rand(device, *rows(n))
+    return (lambda x, bias: F.gelu(x + bias)), [x, rand(device, x.shape[1])]
+
+
+@graph("sum with a transposed matrix")
+def _(device: torch.device, n: int) -> Any:
+    side = math.isqrt(n)
+    return (lambda x, y: (x.t() * 0.5 + y).relu()), [rand(device, side, side), rand(device, side, side)]
+
+
+@graph("scaled images, channels last")
+def _(device: torch.device, n: int) -> Any:
+    def function(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return (x * scale[:, None, None] + shift[:, None, None]).contiguous(memory_format=torch.channels_last)
+
+    x = rand(device, *images(n))
+    return function, [x, rand(device, x.shape[1]), rand(device, x.shape[1])]
+
+
+@graph("casts between float16, bfloat16 and float32")
+def _(device: torch.device, n: int) -> Any:
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        total = x.float() * y.float() + z
+        return total, total.half(), total.bfloat16()
+
+    return function, [rand(device, n).half(), rand(device, n).bfloat16(), rand(device, n)]
+
+
+@graph("choices by masks")
+def _(device: torch.device, n: int) -> Any:
+    x, y = rand(device, n), rand(device, n)
+    return (lambda x, y, mask: torch.where(mask & (x > 0.2), x * y, y.clamp(max=0.5)).masked_fill(y > 0.9, 0.0)), [
+        x, y, rand(device, n) > 0.5,
+    ]  # fmt: skip
+
+
+@graph("joined rows")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, y: torch.cat([x.sigmoid(), y * 2], 0)), [rand(device, *rows(n // 2)), rand(device, *rows(n // 2))]
+
+
+@graph("joined columns")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, y: torch.cat([x.sigmoid(), y * 2], 1).relu()), [
+        rand(device, *rows(n // 2, 512)), rand(device, *rows(n // 2, 512)),
+    ]  # fmt: skip
+
+
+@graph("gathered columns and a factor")
+def _(device: torch.device, n: int) -> Any:
+    x, y = rand(device, *rows(n)), rand(device, *rows(n))
+    return (lambda x, index, y: x.gather(1, index) * y), [x, whole(device, x.shape[1], *x.shape), y]
+
+
+@graph("dropout and residual")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, residual: F.dropout(x, 0.1) + residual), [rand(device, n), rand(device, n)]
+
+
+@graph("softmax of rows of 64")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x: torch.softmax(x * 0.125, 1)), [rand(device, *rows(n, 64))]
+
+
+@graph("softmax of rows of 16,384")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x: torch.softmax(x, 1) * 2), [rand(device, *rows(n, 16384))]
+
+
+@graph("softmax of rows, dynamic shapes", dynamic=True)
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x: torch.softmax(x * 0.125, 1)), [rand(device, *rows(n))]
+
+
+@graph("layer norm with weight and bias")
+def _(device: torch.device, n: int) -> Any:
+    x = rand(device, *rows(n))
+    weight, bias = rand(device, x.shape[1]), rand(device, x.shape[1])
+    return (lambda x, weight, bias: F.layer_norm(x, x.shape[1:], weight, bias)), [x, weight, bias]
+
+
+@graph("RMS norm of a sum, which is kept")
+def _(device: torch.device, n: int) -> Any:
+    def function(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        total = x + residual
+        return total, F.rms_norm(total, total.shape[1:], weight)
+
+    x, residual = rand(device, *rows(n)), rand(device, *rows(n))
+    return function, [x, residual, rand(device, x.shape[1])]
+
+
+@graph("sum of products of rows")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, y: (x * y).sum(1)), [rand(device, *rows(n)), rand(device, *rows(n))]
+
+
+@graph("sum of products of columns")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, y: (x * y).sum(0)), [rand(device, *rows(n)), rand(device, *rows(n))]
+
+
+@graph("sum and maximum of rows")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x: (x.sum(1), x.amax(1))), [rand(device, *rows(n))]
+
+
+@graph("sum and maximum of all")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x: (x.sum(), x.amax())), [rand(device, *rows(n))]
+
+
+@graph("cumulative sum of rows, scaled")
+def _(device: torch.device, n: int) -> Any:
+    return (lambda x, y: (x.cumsum(1) * y).relu()), [rand(device, *rows(n)), rand(device, *rows(n))]
+
+
 @graph("step of AdamW, 4 parameters", writes=tuple(range(12)))
 def _(device: torch.device, n: int) -> Any:
     def function(*given: torch.Tensor) -> None:
@@ -156,3 +325,45 @@ def _(device: torch.device, n: int) -> Any:
             p.addcdiv_(m, s.sqrt() + 1e-8, value=-0.01)
 
     return function, [rand(device, n // 4) + k for k in range(16)]
+
+
+@graph("step of AdamW, 4 parameters, foreach", writes=tuple(range(12)), family=STEPS)
+def _(device: torch.device, n: int) -> Any:
+    def function(*given: torch.Tensor) -> None:
+        p, m, s, g, steps = (list(given[k : k + 4]) for k in range(0, 20, 4))
+        adamw(
+            p, g, m, s, [], steps, foreach=True, capturable=device.type != "cpu", amsgrad=False,
+            beta1=0.9, beta2=0.99, lr=0.01, weight_decay=0.01, eps=1e-8, maximize=False,
+        )  # fmt: skip
+
+    return function, [*(rand(device, n // 4) + k for k in range(16)), *(rand(device) for _ in range(4))]
+
+
+@graph("RMS norm, SwiGLU and their products", family=STEPS)
+def _(device: torch.device, n: int) -> Any:
+    def function(x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gate, passed = (F.rms_norm(x, x.shape[1:], weight) @ up).chunk(2, 1)
+        return x + (F.silu(gate) * passed) @ down
+
+    x = rand(device, *rows(n // 4, 256))
+    width = x.shape[1]
+    return function, [x, rand(device, width), rand(device, width, 4 * width), rand(device, 2 * width, width)]
+
+
+@gradient("GELU with bias, and gradients", 2)
+def _(device: torch.device, n: int) -> Any:
+    x, grad = rand(device, *rows(n)), rand(device, *rows(n))
+    return (lambda x, bias: F.gelu(x + bias)), [x, rand(device, x.shape[1]), grad]
+
+
+@gradient("layer norm and gradients", 3)
+def _(device: torch.device, n: int) -> Any:
+    x, grad = rand(device, *rows(n)), rand(device, *rows(n))
+    weight, bias = rand(device, x.shape[1]), rand(device, x.shape[1])
+    return (lambda x, weight, bias: F.layer_norm(x, x.shape[1:], weight, bias)), [x, weight, bias, grad]
+
+
+@gradient("cross entropy and gradient", 1)
+def _(device: torch.device, n: int) -> Any:
+    x = rand(device, *rows(n))
+    return F.cross_entropy, [x, whole(device, x.shape[1], x.shape[0]), rand(device)]

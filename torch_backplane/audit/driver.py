@@ -31,7 +31,10 @@ class _Settings(ctypes.Structure):
 
 
 class _Operand(ctypes.Structure):
-    _fields_: ClassVar = [("sectors", ctypes.c_double), *integers("first", "last", "samples")]
+    _fields_: ClassVar = [
+        *((name, ctypes.c_double) for name in ("sectors", "written")),
+        *integers("first", "last", "samples"),
+    ]
 
 
 # Fields of a launch that are copied from observer.h's summary.
@@ -57,11 +60,13 @@ class Operand:
 
     Args:
         bytes: moved from or to it.
+        written: those of them that are moved to it.
         extent: bytes from the first sector that was accessed to the last.
         by_all: whether every sampled group accessed it. The extent then holds for all groups.
     """
 
     bytes: float
+    written: float
     extent: int
     by_all: bool
 
@@ -179,6 +184,7 @@ class AuditDevice(InterpreterDevice):
         operands = tuple(
             Operand(
                 bytes=each.sectors * SECTOR_BYTES,
+                written=each.written * SECTOR_BYTES,
                 extent=_sectors(each.first, each.last) * SECTOR_BYTES,
                 by_all=each.samples == one.sampled,
             )

@@ -13,7 +13,7 @@ from torch_backplane.kernels.modelled import Modelled
 from torch_backplane.kernels.target import Target
 
 if TYPE_CHECKING:
-    from torch_backplane.audit.driver import Launch
+    from torch_backplane.audit.driver import Launch, Operand
 
 # NVIDIA's CUDA C++ Best Practices Guide, «Coalesced Access to Global Memory»: as many 32-byte transactions as a warp's
 # accesses need. Assumed for all targets. Some move lines of 64 or 128 bytes, which makes uncoalesced accesses slower
@@ -83,12 +83,18 @@ def cache_bytes(target: Target) -> int:
 
 
 def moved(launch: Launch, modelled: Modelled) -> float:
-    """Return the bytes that a launch moves. Operands that all groups use and that fit the shared cache move once."""
+    """Return the bytes that a launch moves.
+
+    Operands that all groups use and that fit the shared cache move once, or if they are read and written, twice.
+    """
     most = modelled.target.cache_bytes * SHARED_CACHE_SHARE
-    operands = (
-        min(one.bytes, one.extent) if one.by_all and one.extent <= most else one.bytes for one in launch.operands
-    )
-    return launch.bytes + sum(operands)
+    return launch.bytes + sum(_moved_of(one, most) for one in launch.operands)
+
+
+def _moved_of(operand: Operand, most: float) -> float:
+    if not operand.by_all or operand.extent > most:
+        return operand.bytes
+    return sum(min(each, operand.extent) for each in (operand.bytes - operand.written, operand.written))
 
 
 def fill(launch: Launch, modelled: Modelled) -> float:

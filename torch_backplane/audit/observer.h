@@ -31,6 +31,7 @@ struct Settings {
 
 struct Operand {
   double sectors;  // moved by all groups together
+  double written;  // those of them that are moved to it
   uint64_t first;  // address of the first byte that was accessed
   uint64_t last;   // address behind the last byte that was accessed
   uint64_t samples;  // sampled groups that accessed it
@@ -67,6 +68,7 @@ struct Record {
   uint32_t repetition;  // how often the item executed the instruction before
   uint8_t size;
   bool local;
+  bool written;
 };
 
 Settings settings{32, 32, 512, 32, 16, 1 << 18, 0, 0};
@@ -144,7 +146,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
     if ((local ? item_local <= max_local : item_global <= max_global) && records.size() < 4 * settings.max_records) {
       ++recorded[local];
       records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
-                         static_cast<uint8_t>(size), local});
+                         static_cast<uint8_t>(size), local, access != kRead});
     }
   }
 }
@@ -214,6 +216,7 @@ struct Event {
   uint64_t time;
   uint64_t sector;
   double weight;
+  bool written;
 };
 
 void count_repetitions() {
@@ -283,7 +286,7 @@ void look_at_records(double weight) {
       time = std::min(time, records[end].time);
     }
     const uint64_t in = time >> 32;
-    const bool local = records[begin].local;
+    const bool local = records[begin].local, written = records[begin].written;
     const auto share = static_cast<double>(phase_accesses[local][in]) / static_cast<double>(of_phase[local][in]);
     weight = group_weight[local] * share;
     std::sort(wanted.begin(), wanted.end());
@@ -310,20 +313,28 @@ void look_at_records(double weight) {
     summary.sectors += weight * static_cast<double>(sectors.size());
     summary.min_sectors += weight * static_cast<double>((bytes + settings.sector - 1) / settings.sector);
     for (const uint64_t one : sectors) {
-      events.push_back({time, one, weight});
+      events.push_back({time, one, weight, written});
     }
   }
   // Items run in lockstep, so accesses are sorted by time. A sector hits the cache if at most cache_sectors accesses came
-  // since its last one.
+  // since its last one. One that is read and then written moves twice: into the cache and back.
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.time < b.time; });
-  std::unordered_map<uint64_t, uint64_t> seen;
+  struct Seen {
+    uint64_t number;
+    bool written;
+  };
+  std::unordered_map<uint64_t, Seen> seen;
   for (uint64_t number = 0; number < events.size(); ++number) {
-    const uint64_t sector = events[number].sector, address = sector * settings.sector;
+    const auto& [when, sector, times, written] = events[number];
     const auto found = seen.find(sector);
-    if (found == seen.end() || number - found->second > settings.cache_sectors) {
-      operands[operand_of(address + settings.sector - 1)].sectors += events[number].weight;
+    const bool hit = found != seen.end() && number - found->second.number <= settings.cache_sectors;
+    const bool was_written = hit && found->second.written;
+    if (!hit || (written && !was_written)) {
+      Operand& moved = operands[operand_of((sector + 1) * settings.sector - 1)];
+      moved.sectors += times;
+      moved.written += written ? times : 0;
     }
-    seen[sector] = number;
+    seen[sector] = {number, written || was_written};
   }
 }
 
@@ -391,7 +402,7 @@ int run(Operands&& given) {
   summary.kernel = launch.kernel->number;
   summary.group = launch.group_items;
   summary.groups = launch.group_count;
-  std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0, 0});
+  std::fill(std::begin(operands), std::end(operands), Operand{0, 0, ~uint64_t{0}, 0, 0});
   const bool counts = settings.counts != 0, all_compute = settings.computes == 0;
   if (settings.computes < 2) {
     counts ? look_at(0, 1) : compute(0);

@@ -66,6 +66,7 @@ def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -
         *_bounds(),
         *_by_family(measured, modelled),
         *_findings(results),
+        *_fused(measured, modelled),
         *_candidates(measured, modelled),
         *_all([one for one in measured if one["family"] != "candidates"]),
     ]
@@ -76,10 +77,11 @@ def _bounds() -> Iterable[str]:
     yield "## Bounds\n"
     yield f"The fill must be at least 1, and the chain at most {CHAIN:.0f}·√n for n elements. The maximum traffic is:"
     yield ""
-    yield "| family | traffic |"
-    yield "|---|---|"
+    yield "| family | traffic | of each fused kernel |"
+    yield "|---|---|---|"
     for name, family in FAMILIES.items():
-        yield f"| {name} | {'not bounded' if family.traffic is None else family.traffic} |"
+        fused = family.fused or "–"
+        yield f"| {name} | {'not bounded' if family.traffic is None else family.traffic} | {fused} |"
     yield ""
 
 
@@ -127,6 +129,27 @@ def _findings(results: Sequence[Result]) -> Iterable[str]:
             f"| {measure} | {case} | {_number(worst.value)} | {_number(worst.bound)} | {len(found)} | "
             f"{worst.reason or 'unknown'} |"
         )
+    yield ""
+
+
+def _fused(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iterable[str]:
+    """Yield the traffic of the worst kernel of each compiled case."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}  # by case and target
+    for one in results:
+        if one.get("fused"):
+            worst = max(one["fused"], key=lambda each: each["traffic"])
+            found.setdefault(one["case"], {})[one["target"]] = worst
+    if not found:
+        return
+    yield "## Fused kernels\n"
+    yield "For each compiled case, the traffic of its worst kernel: the bytes that the kernel moves, relative to its"
+    yield "minimum. The kernel is that of the target with the highest figure.\n"
+    yield f"| case | kernel | {' | '.join(one.name.partition(' (')[0] for one in modelled)} |"
+    yield f"|---|---|{'---|' * len(modelled)}"
+    for case, of_case in found.items():
+        kernel = max(of_case.values(), key=lambda each: each["traffic"])["kernel"]
+        cells = [f"{of_case[one.name]['traffic']:.2f}" if one.name in of_case else "–" for one in modelled]
+        yield f"| {case} | `{kernel}` | {' | '.join(cells)} |"
     yield ""
 
 

@@ -8,12 +8,13 @@ has one device per target, in the same order.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,27 @@ from torch_backplane.audit.bounds import FAMILIES, RANDOM
 from torch_backplane.audit.cases import cases
 from torch_backplane.audit.compiled import CompiledBody
 from torch_backplane.audit.driver import ALL, NONE, SAMPLES, AuditDevice, Launch
+from torch_backplane.audit.fused import FusedKernel, fused_kernels, kernels_of
 from torch_backplane.audit.model import figures, fill_of_planned
 from torch_backplane.audit.operands import Operands
 from torch_backplane.audit.workloads import Workload
+from torch_backplane.compile_report import Report, recorder
 
 CHECKED_BYTES = 512 << 10  # maximum size of an operand when results are compared with the CPU's
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The launches of a case on a device, the minimum bytes to move, and the ATen operators that were called."""
+    """The launches of a case on a device, the minimum bytes to move, and the ATen operators that were called.
+
+    Args:
+        fused: the kernels of compiled graphs among the launches.
+    """
 
     launches: list[Launch]
     min_bytes: int
     operators: list[str]
+    fused: list[FusedKernel] = field(default_factory=list)
 
 
 def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, computes: str) -> Measurement:
@@ -48,17 +56,26 @@ def measure(case: Workload, place: torch.device, device: AuditDevice, elements: 
     """
     unknown = (Exception,) if computes == NONE else ()
     device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
+    report = compiled_graphs()
+    report.compilations.clear()
     body = case.make(place, elements)
     torch.accelerator.synchronize(place)
     if isinstance(body, CompiledBody):  # PyTorch compiles no function in a dispatch mode such as Operands
         with device.watched(computes) as found:
             result = body()
             torch.accelerator.synchronize(place)
-        return Measurement(found(), body.min_bytes(result), ["backplane::compiled_graph"])
+        fused = fused_kernels(found(), kernels_of(report), device.modelled)
+        return Measurement(found(), body.min_bytes(result), ["backplane::compiled_graph"], fused)
     with suppress(*unknown), device.watched(computes) as found, Operands() as operands:
         body()
         torch.accelerator.synchronize(place)
     return Measurement(found(), operands.bytes, operands.names)
+
+
+@functools.cache
+def compiled_graphs() -> Report:
+    """Return the record of the graphs that are compiled, which begins with the first call."""
+    return recorder.start()
 
 
 def compare(case: Workload, place: torch.device, expected: list[torch.Tensor], elements: int) -> str:
@@ -101,7 +118,8 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
     for place, device in zip(places, devices, strict=True):
         start = time.perf_counter()
         record: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
-        record |= {"target": device.properties.name, "figures": None, "launches": [], "operators": [], "fallbacks": []}
+        record |= {"operators": [], "fallbacks": []}
+        record |= {"target": device.properties.name, "figures": None, "launches": [], "fused": []}
         try:
             _C.reset_fallback_counts()
             device.set(counts=False)
@@ -117,6 +135,7 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
                 made = replace(made, fill=fill_of_planned(measured.launches, planned, device.modelled))
             record["figures"] = asdict(made)
             record["launches"] = [asdict(one) for one in measured.launches]
+            record["fused"] = [asdict(one) for one in measured.fused]
         except Exception as error:
             record["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:

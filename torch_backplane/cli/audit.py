@@ -108,16 +108,18 @@ def _show(summary: dict[str, Any], results: list[dict[str, Any]], console: Conso
     from rich.table import Table
 
     table = Table("case", "target", box=SIMPLE, padding=0)
-    for title in ("launches", "groups", "fill", "chain", "traffic", "sectors", "banks", "ms", "ideal"):
+    for title in ("launches", "groups", "fill", "chain", "traffic", "fused", "sectors", "banks", "ms", "ideal"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in results:
         figures = one["figures"]
         if figures is None:
             continue
+        fused = [each["traffic"] for each in one["fused"]]
         table.add_row(
             escape(one["case"]), escape(one["target"].partition(" (")[0]),
             f"{figures['launches']}", f"{figures['groups']:,}",
             f"{figures['fill']:.2f}", f"{figures['chain']:,}", f"{figures['traffic']:.2f}",
+            f"{max(fused):.2f}" if fused else "",
             f"{figures['coalescing']:.2f}", f"{figures['conflicts']:.2f}", f"{figures['seconds'] * 1e3:.3f}",
             f"{figures['ideal_seconds'] * 1e3:.3f}",
         )  # fmt: skip
