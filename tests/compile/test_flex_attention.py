@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -159,7 +159,31 @@ def code_of(function: Callable[..., Any], *given: Any) -> tuple[Any, str]:
 
 
 def is_in_one_pass(code: str) -> bool:
-    return "torch.ops.backplane.flex_attention" in code
+    return "torch.ops.backplane.flex_attention.default" in code
+
+
+def gradients_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[list[Any], str]:
+    """The gradients of the function's compiled form, and the wrappers of its graphs."""
+    ours = on("bp", inputs, True)
+    compiled = in_one_pass(function)
+
+    def train() -> list[Any]:
+        compiled(*ours).backward(grad.to("bp"))
+        return [one.grad for one in ours]
+
+    with config.patch(force_disable_caches=True):
+        gradients, codes = run_and_get_code(train)
+    return gradients, "\n".join(codes)
+
+
+def has_gradients_in_one_pass(code: str) -> bool:
+    return "torch.ops.backplane.flex_attention_backward.default" in code
+
+
+def expected_gradients(inputs: Sequence[Tensor], grad: Tensor, allowed: Tensor) -> list[Any]:
+    theirs = on("cpu", inputs, True)
+    scaled_dot_product_attention(*theirs, attn_mask=allowed).backward(grad)
+    return [one.grad for one in theirs]
 
 
 @pytest.mark.parametrize("form", ["compiled", "one pass"])
@@ -193,6 +217,25 @@ def test_blocks_that_the_mask_excludes_are_not_read(masked: bool) -> None:
     agree(found, scaled_dot_product_attention(query, *kept, attn_mask=allowed), 1e-4)
 
 
+def test_gradients_do_not_read_blocks_that_the_mask_excludes() -> None:
+    inputs = [torch.randn(1, 2, 256, 16) for _ in range(3)]
+    for one in inputs:
+        one[:, :, 64:128] = torch.nan
+
+    def without_second_block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return ((i < 64) | (i >= 128)) & ((j < 64) | (j >= 128))
+
+    mask = create_block_mask(without_second_block, None, None, 256, 256, device="bp", BLOCK_SIZE=64)
+    grad = torch.randn(1, 2, 256, 16)
+    found, code = gradients_of(lambda *given: flex_attention(*given, block_mask=mask), inputs, grad)
+    assert has_gradients_in_one_pass(code)
+    kept = [torch.cat([one[:, :, :64], one[:, :, 128:]], 2) for one in (*inputs, grad)]
+    expected = expected_gradients(kept[:3], kept[3], torch.ones(192, 192, dtype=torch.bool))
+    for ours, theirs in zip(found, expected, strict=True):
+        agree(torch.cat([ours[:, :, :64], ours[:, :, 128:]], 2), theirs, 1e-4)
+        assert not ours[:, :, 64:128].any()
+
+
 def test_only_listed_blocks_count() -> None:
     """Full blocks are not masked. This mask lists as full, or not at all, what its function decides otherwise."""
     query, key, value = (torch.randn(2, 2, 96, 16) for _ in range(3))
@@ -200,13 +243,18 @@ def test_only_listed_blocks_count() -> None:
     counts, full_counts = torch.zeros(1, 1, 3, dtype=torch.int32), torch.tensor([[[2, 1, 2]]], dtype=torch.int32)
     tensors = [one.to("bp") for one in (counts, torch.zeros_like(full), full_counts, full)]
     mask = BlockMask.from_kv_blocks(
-        *tensors, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: i < 0, seq_lengths=(96, 96), compute_q_blocks=False
+        *tensors, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: i < 0, seq_lengths=(96, 96)
     )
-    found, code = code_of(lambda *given: flex_attention(*given, block_mask=mask), *on("bp", (query, key, value), False))
+    function = lambda *given: flex_attention(*given, block_mask=mask)  # noqa: E731
+    found, code = code_of(function, *on("bp", (query, key, value), False))
     assert is_in_one_pass(code)
     allowed = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)
     allowed = allowed.repeat_interleave(32, 0).repeat_interleave(32, 1)
     agree(found, scaled_dot_product_attention(query, key, value, attn_mask=allowed), 1e-4)
+    grad = torch.randn_like(query)
+    gradients, code = gradients_of(function, (query, key, value), grad)
+    assert has_gradients_in_one_pass(code)
+    agree(gradients, expected_gradients((query, key, value), grad, allowed), 1e-4)
 
 
 def test_changed_masks_are_data() -> None:
@@ -228,17 +276,40 @@ def test_changed_masks_are_data() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_memory_is_linear_in_the_length() -> None:
-    query, key, value = (torch.randn(1, 1, 4096, 16, device="bp") for _ in range(3))
+@pytest.mark.parametrize("trains", [False, True])
+def test_memory_is_linear_in_the_length(trains: bool) -> None:
+    query, key, value = on("bp", [torch.randn(1, 1, 4096, 16) for _ in range(3)], trains)
     mask = create_block_mask(window, None, None, 4096, 4096, device="bp")
     function = in_one_pass(flex_attention)
-    function(query, key, value, None, mask)
+
+    def call() -> None:
+        found = function(query, key, value, relative_bias, mask)
+        if trains:
+            torch.autograd.grad(found, (query, key, value), torch.ones_like(found))
+
+    call()
     torch.bp.synchronize()  # type: ignore[attr-defined]
     before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
     torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
-    function(query, key, value, None, mask)
+    call()
     used = torch.bp.max_memory_allocated() - before  # type: ignore[attr-defined]
-    assert 0 < used < 4 * query.nbytes
+    assert 0 < used < (8 if trains else 4) * query.nbytes
+
+
+def test_gradients_of_the_logarithms_alone() -> None:
+    inputs = CASES["soft cap, other lengths"].inputs()
+    theirs = on("cpu", inputs, True)
+    _, logarithms = formula(CASES["soft cap, other lengths"], theirs, [])
+    grad = torch.randn_like(logarithms)
+    logarithms.backward(grad)
+
+    def logarithms_of(*given: Tensor) -> Tensor:
+        return attend(CASES["soft cap, other lengths"], list(given), [], return_aux=AuxRequest(lse=True))[1].lse
+
+    found, code = gradients_of(logarithms_of, inputs, grad)
+    assert has_gradients_in_one_pass(code)
+    agree(found[:2], [one.grad for one in theirs[:2]], 1e-4)
+    assert not found[2].any()
 
 
 def test_what_stays_composed() -> None:
@@ -254,6 +325,21 @@ def test_what_stays_composed() -> None:
     agree(found, scaled_dot_product_attention(query.cpu(), key.cpu(), value.cpu(), attn_mask=bias), 1e-4)
     _, code = code_of(lambda *given: flex_attention(*given, relative_bias), query, key, value)
     assert is_in_one_pass(code)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradients_are_composed_if_a_captured_tensor_needs_one(learned: bool) -> None:
+    inputs, slopes = [torch.randn(1, 4, 30, 16) for _ in range(3)], torch.rand(4)
+    grad, captured = torch.randn_like(inputs[0]), on("bp", [slopes], learned)[0]
+    given = [*inputs, slopes] if learned else inputs
+    found, code = gradients_of(lambda q, k, v, a=captured: flex_attention(q, k, v, alibi(a)), given, grad)
+    assert is_in_one_pass(code)
+    assert has_gradients_in_one_pass(code) != learned
+    theirs, their_slopes = on("cpu", inputs, True), slopes.clone().requires_grad_()
+    distances = torch.arange(30) - torch.arange(30)[:, None]
+    bias = their_slopes[:, None, None] * distances
+    scaled_dot_product_attention(*theirs, attn_mask=bias).backward(grad)
+    agree(found, [one.grad for one in (*theirs, their_slopes)][: len(given)], 1e-4)
 
 
 @needs_kernels
@@ -347,10 +433,11 @@ def test_layouts() -> None:
         assert found.stride() == expected.stride()
 
 
-def test_keys_that_all_sequences_share() -> None:
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_keys_that_all_sequences_share(form: str) -> None:
     query, key, value = torch.randn(3, 2, 20, 16), torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)
     gradients = []
-    for function in (flex_attention, torch.compile(flex_attention)):
+    for function in (flex_attention, FORMS[form](flex_attention)):
         ours = on("bp", (query, key, value), True)
         mask = create_block_mask(causal, 3, None, 20, 20, device="bp")
         found = function(*ours, block_mask=mask)
