@@ -25,6 +25,7 @@ from flex_cases import (
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention, or_masks
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -197,6 +198,20 @@ def test_captured_floats_can_change(form: str) -> None:
         found = function(*on("bp", inputs, False), cap)
         out, _ = formula(Case((1, 2, 40, 16), (2, 40, 16), lambda: capped(cap)), inputs, [])  # noqa: B023
         agree(found, out, 1e-4)
+
+
+@needs_kernels
+def test_graphs_refuse_fake_tensors() -> None:
+    """Dynamo compiles parts of PyTorch's tracing after graph breaks, as for captured floats that change in training."""
+
+    def with_scalar(x: Tensor, scalar: Tensor) -> Tensor:
+        return x * scalar
+
+    compiled = torch.compile(with_scalar)
+    x, scalar = torch.randn(3, device="bp"), torch.tensor(2.0)
+    agree(compiled(x, scalar), x.cpu() * 2, 1e-5)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(TypeError, match="got fake tensors"):
+        compiled(mode.from_tensor(x), mode.from_tensor(scalar))
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -547,9 +562,10 @@ def test_masks_of_another_device_are_refused() -> None:
         flex_attention(x, x, x, None, mask)
 
 
-def test_kernels_that_do_not_exist_are_refused() -> None:
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_kernels_that_do_not_exist_are_refused(form: str) -> None:
     x = torch.randn(1, 2, 20, 16, device="bp")
     for backend in ("FLASH", "TRITON", "TRITON_DECODE"):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=f"BACKEND='{backend}'.*bp"):
-            torch.compile(flex_attention)(x, x, x, kernel_options={"BACKEND": backend})
+            FORMS[form](lambda x, named=backend: flex_attention(x, x, x, kernel_options={"BACKEND": named}))(x)

@@ -80,6 +80,7 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
 
     for operator in (flex_attention, flex_attention_backward):
         for node in graph.graph.find_nodes(op="call_function", target=operator):
+            _check_backend(node)
             for leaf in tree_flatten(node.args)[0]:
                 if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr":
                     _keep_floats_as_tensors(getattr(graph, str(leaf.target)), node.args[0].meta["val"].dtype)
@@ -100,6 +101,13 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
         graph.recompile()
 
 
+def _check_backend(node: torch.fx.Node) -> None:
+    """Refuses the names of kernels for other devices."""
+    backend = next(one for one in node.args if isinstance(one, dict)).get("BACKEND", "AUTO")
+    if backend != "AUTO":
+        raise RuntimeError(f"BACKEND={backend!r} of flex_attention is not available on bp; use BACKEND='AUTO'")
+
+
 def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) -> None:
     """Lets the graph of score_mod or mask_mod use captured floats, which are tensors on the CPU, without their value.
 
@@ -118,9 +126,6 @@ def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) ->
 
 def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match: Any, *args: Any) -> None:
     """Replaces a call of an operator by the traced composition."""
-    backend = next(one for one in args if isinstance(one, dict)).get("BACKEND", "AUTO")
-    if backend != "AUTO":
-        raise RuntimeError(f"BACKEND={backend!r} of flex_attention is not available on bp; use BACKEND='AUTO'")
     leaves, structure = tree_flatten(args)
     leaves = [_module(graph, one) for one in leaves]
     nodes = [one for one in leaves if isinstance(one, torch.fx.Node)]
