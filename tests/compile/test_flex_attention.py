@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,32 +36,24 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 needs_kernels = pytest.mark.skipif(not drivers.device(0).properties.dialect, reason="the devices have no dialect")
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh() -> Iterator[None]:
     torch._dynamo.reset()
+    before = prefer()
+    yield
+    prefer(before)
 
 
-@contextmanager
-def preferred(library: str) -> Iterator[None]:
-    """Prefers a library for attention."""
-    before = torch.backends.bp.preferred_attention_library()  # type: ignore[attr-defined]
-    torch.backends.bp.preferred_attention_library(library)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.backends.bp.preferred_attention_library(before)  # type: ignore[attr-defined]
+def prefer(library: str | None = None) -> str:
+    """Prefers a library for attention until the test ends. Returns the present one."""
+    return torch.backends.bp.preferred_attention_library(library)  # type: ignore[attr-defined, no-any-return]
 
 
 def in_one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled with generated kernels for attention of any size."""
+    """The function, compiled with generated kernels for attention of any size, as its gradients are."""
     if not drivers.device(0).properties.dialect:
         pytest.skip("host devices generate no kernels")
-    compiled = torch.compile(function)
-
-    def call(*given: Any) -> Any:
-        with preferred("generated"):
-            return compiled(*given)
-
-    return call
+    prefer("generated")
+    return torch.compile(function)
 
 
 FORMS = {"eager": lambda function: function, "compiled": torch.compile, "one pass": in_one_pass}
@@ -134,13 +125,13 @@ def test_lengths_can_be_dynamic(library: str) -> None:
         mask = create_block_mask(window, None, None, query.shape[2], key.shape[2], device=query.device)
         return flex_attention(query, key, value, lambda score, b, h, i, j: cap * torch.tanh(score / cap), mask)
 
+    prefer(library)
     compiled = torch.compile(windowed, dynamic=True)
     torch._dynamo.utils.counters.clear()
     for length, cap in ((33, 5), (50, 7), (120, 5)):
         inputs = [torch.randn(2, 2, length, 16) for _ in range(3)]
         ours = on("bp", inputs, True)
-        with preferred(library):
-            found = compiled(*ours, cap)
+        found = compiled(*ours, cap)
         theirs = on("cpu", inputs, True)
         case = Case((2, 2, length, 16), (2, length, 16), lambda: capped(cap), lambda: window)  # noqa: B023
         out, _ = formula(case, theirs, [])
@@ -254,7 +245,7 @@ def test_gradients_do_not_read_blocks_that_the_mask_excludes() -> None:
 def test_only_listed_blocks_count() -> None:
     """Full blocks are not masked. This mask lists as full, or not at all, what its function decides otherwise."""
     query, key, value = (torch.randn(2, 2, 96, 16) for _ in range(3))
-    full = torch.tensor([[0, 2], [1, 0], [2, 1]], dtype=torch.int32).reshape(1, 1, 3, 2)
+    full = torch.tensor([[0, 2, 1], [1, 0, 2], [2, 1, 0]], dtype=torch.int32).reshape(1, 1, 3, 3)
     counts, full_counts = torch.zeros(1, 1, 3, dtype=torch.int32), torch.tensor([[[2, 1, 2]]], dtype=torch.int32)
     tensors = [one.to("bp") for one in (counts, torch.zeros_like(full), full_counts, full)]
     mask = BlockMask.from_kv_blocks(

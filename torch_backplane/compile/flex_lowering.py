@@ -274,7 +274,7 @@ def lower_backward(
     lowered, compute = lowering.lowerings, value_dtype(query.get_dtype())
     _, _, *tensors, query_block, key_block, mask_mod = block_mask
     if grad is None:
-        grad = lowered[_aten.full_like](out, 0)
+        grad = lowered[_aten.full](out.get_size(), 0, dtype=out.get_dtype(), device=out.get_device())
     products = lowered[_aten.mul](*(lowered[_prims.convert_element_type](one, compute) for one in (out, grad)))
     inner = lowered[_aten.sum](products, axis=[-1])
     if logarithm_grad is not None:
