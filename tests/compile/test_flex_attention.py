@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from flex_cases import (
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention, or_masks
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -36,32 +36,24 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 needs_kernels = pytest.mark.skipif(not drivers.device(0).properties.dialect, reason="the devices have no dialect")
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh() -> Iterator[None]:
     torch._dynamo.reset()
+    before = prefer()
+    yield
+    prefer(before)
 
 
-@contextmanager
-def preferred(library: str) -> Iterator[None]:
-    """Prefers a library for attention."""
-    before = torch.backends.bp.preferred_attention_library()  # type: ignore[attr-defined]
-    torch.backends.bp.preferred_attention_library(library)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.backends.bp.preferred_attention_library(before)  # type: ignore[attr-defined]
+def prefer(library: str | None = None) -> str:
+    """Prefers a library for attention until the test ends. Returns the present one."""
+    return torch.backends.bp.preferred_attention_library(library)  # type: ignore[attr-defined, no-any-return]
 
 
 def in_one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled with generated kernels for attention of any size."""
+    """The function, compiled with generated kernels for attention of any size, as its gradients are."""
     if not drivers.device(0).properties.dialect:
         pytest.skip("host devices generate no kernels")
-    compiled = torch.compile(function)
-
-    def call(*given: Any) -> Any:
-        with preferred("generated"):
-            return compiled(*given)
-
-    return call
+    prefer("generated")
+    return torch.compile(function)
 
 
 FORMS = {"eager": lambda function: function, "compiled": torch.compile, "one pass": in_one_pass}
@@ -133,13 +125,13 @@ def test_lengths_can_be_dynamic(library: str) -> None:
         mask = create_block_mask(window, None, None, query.shape[2], key.shape[2], device=query.device)
         return flex_attention(query, key, value, lambda score, b, h, i, j: cap * torch.tanh(score / cap), mask)
 
+    prefer(library)
     compiled = torch.compile(windowed, dynamic=True)
     torch._dynamo.utils.counters.clear()
     for length, cap in ((33, 5), (50, 7), (120, 5)):
         inputs = [torch.randn(2, 2, length, 16) for _ in range(3)]
         ours = on("bp", inputs, True)
-        with preferred(library):
-            found = compiled(*ours, cap)
+        found = compiled(*ours, cap)
         theirs = on("cpu", inputs, True)
         case = Case((2, 2, length, 16), (2, length, 16), lambda: capped(cap), lambda: window)  # noqa: B023
         out, _ = formula(case, theirs, [])
@@ -159,7 +151,31 @@ def code_of(function: Callable[..., Any], *given: Any) -> tuple[Any, str]:
 
 
 def is_in_one_pass(code: str) -> bool:
-    return "torch.ops.backplane.flex_attention" in code
+    return "torch.ops.backplane.flex_attention.default" in code
+
+
+def gradients_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[list[Any], str]:
+    """The gradients of the function's compiled form, and the wrappers of its graphs."""
+    ours = on("bp", inputs, True)
+    compiled = in_one_pass(function)
+
+    def train() -> list[Any]:
+        compiled(*ours).backward(grad.to("bp"))
+        return [one.grad for one in ours]
+
+    with config.patch(force_disable_caches=True):
+        gradients, codes = run_and_get_code(train)
+    return gradients, "\n".join(codes)
+
+
+def has_gradients_in_one_pass(code: str) -> bool:
+    return "torch.ops.backplane.flex_attention_backward.default" in code
+
+
+def expected_gradients(inputs: Sequence[Tensor], grad: Tensor, allowed: Tensor) -> list[Any]:
+    theirs = on("cpu", inputs, True)
+    scaled_dot_product_attention(*theirs, attn_mask=allowed).backward(grad)
+    return [one.grad for one in theirs]
 
 
 @pytest.mark.parametrize("form", ["compiled", "one pass"])
@@ -173,6 +189,20 @@ def test_captured_floats_can_change(form: str) -> None:
         found = function(*on("bp", inputs, False), cap)
         out, _ = formula(Case((1, 2, 40, 16), (2, 40, 16), lambda: capped(cap)), inputs, [])  # noqa: B023
         agree(found, out, 1e-4)
+
+
+@needs_kernels
+def test_graphs_refuse_fake_tensors() -> None:
+    """Dynamo compiles parts of PyTorch's tracing after graph breaks, as for captured floats that change in training."""
+
+    def with_scalar(x: Tensor, scalar: Tensor) -> Tensor:
+        return x * scalar
+
+    compiled = torch.compile(with_scalar)
+    x, scalar = torch.randn(3, device="bp"), torch.tensor(2.0)
+    agree(compiled(x, scalar), x.cpu() * 2, 1e-5)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(TypeError, match="got fake tensors"):
+        compiled(mode.from_tensor(x), mode.from_tensor(scalar))
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -193,20 +223,44 @@ def test_blocks_that_the_mask_excludes_are_not_read(masked: bool) -> None:
     agree(found, scaled_dot_product_attention(query, *kept, attn_mask=allowed), 1e-4)
 
 
+def test_gradients_do_not_read_blocks_that_the_mask_excludes() -> None:
+    inputs = [torch.randn(1, 2, 256, 16) for _ in range(3)]
+    for one in inputs:
+        one[:, :, 64:128] = torch.nan
+
+    def without_second_block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return ((i < 64) | (i >= 128)) & ((j < 64) | (j >= 128))
+
+    mask = create_block_mask(without_second_block, None, None, 256, 256, device="bp", BLOCK_SIZE=64)
+    grad = torch.randn(1, 2, 256, 16)
+    found, code = gradients_of(lambda *given: flex_attention(*given, block_mask=mask), inputs, grad)
+    assert has_gradients_in_one_pass(code)
+    kept = [torch.cat([one[:, :, :64], one[:, :, 128:]], 2) for one in (*inputs, grad)]
+    expected = expected_gradients(kept[:3], kept[3], torch.ones(192, 192, dtype=torch.bool))
+    for ours, theirs in zip(found, expected, strict=True):
+        agree(torch.cat([ours[:, :, :64], ours[:, :, 128:]], 2), theirs, 1e-4)
+        assert not ours[:, :, 64:128].any()
+
+
 def test_only_listed_blocks_count() -> None:
     """Full blocks are not masked. This mask lists as full, or not at all, what its function decides otherwise."""
     query, key, value = (torch.randn(2, 2, 96, 16) for _ in range(3))
-    full = torch.tensor([[0, 2], [1, 0], [2, 1]], dtype=torch.int32).reshape(1, 1, 3, 2)
+    full = torch.tensor([[0, 2, 1], [1, 0, 2], [2, 1, 0]], dtype=torch.int32).reshape(1, 1, 3, 3)
     counts, full_counts = torch.zeros(1, 1, 3, dtype=torch.int32), torch.tensor([[[2, 1, 2]]], dtype=torch.int32)
     tensors = [one.to("bp") for one in (counts, torch.zeros_like(full), full_counts, full)]
     mask = BlockMask.from_kv_blocks(
-        *tensors, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: i < 0, seq_lengths=(96, 96), compute_q_blocks=False
+        *tensors, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: i < 0, seq_lengths=(96, 96)
     )
-    found, code = code_of(lambda *given: flex_attention(*given, block_mask=mask), *on("bp", (query, key, value), False))
+    function = lambda *given: flex_attention(*given, block_mask=mask)  # noqa: E731
+    found, code = code_of(function, *on("bp", (query, key, value), False))
     assert is_in_one_pass(code)
     allowed = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)
     allowed = allowed.repeat_interleave(32, 0).repeat_interleave(32, 1)
     agree(found, scaled_dot_product_attention(query, key, value, attn_mask=allowed), 1e-4)
+    grad = torch.randn_like(query)
+    gradients, code = gradients_of(function, (query, key, value), grad)
+    assert has_gradients_in_one_pass(code)
+    agree(gradients, expected_gradients((query, key, value), grad, allowed), 1e-4)
 
 
 def test_changed_masks_are_data() -> None:
@@ -228,17 +282,40 @@ def test_changed_masks_are_data() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_memory_is_linear_in_the_length() -> None:
-    query, key, value = (torch.randn(1, 1, 4096, 16, device="bp") for _ in range(3))
+@pytest.mark.parametrize("trains", [False, True])
+def test_memory_is_linear_in_the_length(trains: bool) -> None:
+    query, key, value = on("bp", [torch.randn(1, 1, 4096, 16) for _ in range(3)], trains)
     mask = create_block_mask(window, None, None, 4096, 4096, device="bp")
     function = in_one_pass(flex_attention)
-    function(query, key, value, None, mask)
+
+    def call() -> None:
+        found = function(query, key, value, relative_bias, mask)
+        if trains:
+            torch.autograd.grad(found, (query, key, value), torch.ones_like(found))
+
+    call()
     torch.bp.synchronize()  # type: ignore[attr-defined]
     before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
     torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
-    function(query, key, value, None, mask)
+    call()
     used = torch.bp.max_memory_allocated() - before  # type: ignore[attr-defined]
-    assert 0 < used < 4 * query.nbytes
+    assert 0 < used < (8 if trains else 4) * query.nbytes
+
+
+def test_gradients_of_the_logarithms_alone() -> None:
+    inputs = CASES["soft cap, other lengths"].inputs()
+    theirs = on("cpu", inputs, True)
+    _, logarithms = formula(CASES["soft cap, other lengths"], theirs, [])
+    grad = torch.randn_like(logarithms)
+    logarithms.backward(grad)
+
+    def logarithms_of(*given: Tensor) -> Tensor:
+        return attend(CASES["soft cap, other lengths"], list(given), [], return_aux=AuxRequest(lse=True))[1].lse
+
+    found, code = gradients_of(logarithms_of, inputs, grad)
+    assert has_gradients_in_one_pass(code)
+    agree(found[:2], [one.grad for one in theirs[:2]], 1e-4)
+    assert not found[2].any()
 
 
 def test_what_stays_composed() -> None:
@@ -254,6 +331,21 @@ def test_what_stays_composed() -> None:
     agree(found, scaled_dot_product_attention(query.cpu(), key.cpu(), value.cpu(), attn_mask=bias), 1e-4)
     _, code = code_of(lambda *given: flex_attention(*given, relative_bias), query, key, value)
     assert is_in_one_pass(code)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradients_are_composed_if_a_captured_tensor_needs_one(learned: bool) -> None:
+    inputs, slopes = [torch.randn(1, 4, 30, 16) for _ in range(3)], torch.rand(4)
+    grad, captured = torch.randn_like(inputs[0]), on("bp", [slopes], learned)[0]
+    given = [*inputs, slopes] if learned else inputs
+    found, code = gradients_of(lambda q, k, v, a=captured: flex_attention(q, k, v, alibi(a)), given, grad)
+    assert is_in_one_pass(code)
+    assert has_gradients_in_one_pass(code) != learned
+    theirs, their_slopes = on("cpu", inputs, True), slopes.clone().requires_grad_()
+    distances = torch.arange(30) - torch.arange(30)[:, None]
+    bias = their_slopes[:, None, None] * distances
+    scaled_dot_product_attention(*theirs, attn_mask=bias).backward(grad)
+    agree(found, [one.grad for one in (*theirs, their_slopes)][: len(given)], 1e-4)
 
 
 @needs_kernels
@@ -347,10 +439,11 @@ def test_layouts() -> None:
         assert found.stride() == expected.stride()
 
 
-def test_keys_that_all_sequences_share() -> None:
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_keys_that_all_sequences_share(form: str) -> None:
     query, key, value = torch.randn(3, 2, 20, 16), torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)
     gradients = []
-    for function in (flex_attention, torch.compile(flex_attention)):
+    for function in (flex_attention, FORMS[form](flex_attention)):
         ours = on("bp", (query, key, value), True)
         mask = create_block_mask(causal, 3, None, 20, 20, device="bp")
         found = function(*ours, block_mask=mask)
@@ -460,9 +553,10 @@ def test_masks_of_another_device_are_refused() -> None:
         flex_attention(x, x, x, None, mask)
 
 
-def test_kernels_that_do_not_exist_are_refused() -> None:
+@pytest.mark.parametrize("form", ["compiled", "one pass"])
+def test_kernels_that_do_not_exist_are_refused(form: str) -> None:
     x = torch.randn(1, 2, 20, 16, device="bp")
     for backend in ("FLASH", "TRITON", "TRITON_DECODE"):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=f"BACKEND='{backend}'.*bp"):
-            torch.compile(flex_attention)(x, x, x, kernel_options={"BACKEND": backend})
+            FORMS[form](lambda x, named=backend: flex_attention(x, x, x, kernel_options={"BACKEND": named}))(x)

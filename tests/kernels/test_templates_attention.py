@@ -12,7 +12,14 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import AttentionParams, Dropout, Saved, attention, attention_gradient
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient
 from torch_backplane.kernels.templates.errors import Report
-from torch_backplane.kernels.templates.flex_attention import BlockMask, Operands, Results, Scores, flex_attention
+from torch_backplane.kernels.templates.flex_attention import (
+    BlockMask,
+    Operands,
+    Results,
+    Scores,
+    flex_attention,
+    flex_attention_gradient,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
@@ -57,6 +64,20 @@ def test_bias_gradients_compile_as_cuda(dtype: torch.dtype, sizes: tuple[int, ..
         check_cuda(attention_bias_gradient, summands, grad, saved, params)
 
 
+def modified_scores() -> Scores:
+    return Scores(
+        0.5,
+        "score = score + table[or_first(checked_index(errors, error_operator, key_at - query_at, sizes))];",
+        "attends = in_batch + in_head + key_at <= query_at;",
+        "",
+        (torch.int64,),
+        {"table": torch.empty(9)},
+        {"sizes": (torch.int64, 9)},
+        Report(torch.empty(4, dtype=torch.int32), "flex_attention"),
+        "slope = slope * (score + table[0]);",
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 70])
 def test_modified_scores_compile_as_cuda(dtype: torch.dtype, rows: int) -> None:
@@ -65,22 +86,24 @@ def test_modified_scores_compile_as_cuda(dtype: torch.dtype, rows: int) -> None:
     rows_of = torch.empty(1, 2, rows)
     counts = torch.empty(1, 2, -(-rows // 128), dtype=torch.int32)
     indices = torch.empty(*counts.shape, 8, dtype=torch.int32)
-    words = torch.empty(4, dtype=torch.int32)
-    scores = Scores(
-        "score = score + table[or_first(checked_index(errors, error_operator, key_at - query_at, sizes))];",
-        "attends = in_batch + in_head + key_at <= query_at;",
-        "",
-        (torch.int64,),
-        {"table": torch.empty(9)},
-        {"sizes": (torch.int64, 9)},
-        Report(words, "flex_attention"),
-    )
     dialect = CudaCpp(Target(compute_units=16))
     for full, maximum in ((counts, rows_of), (None, None)):
         blocks = BlockMask(counts, indices, full, None if full is None else indices, 128, 128)
         results = Results(out, rows_of, maximum)
-        launches = flex_attention(dialect, results, Operands(query, key, value), blocks, scores, 0.5)
+        launches = flex_attention(dialect, results, Operands(query, key, value), blocks, modified_scores())
         names = ["bp_flex_attention_parts", "bp_attention_merged"]
         assert [one.kernel.name for one in launches] == names
         for one in launches:
             compile_cuda(one.kernel.text, CudaCpp().compile_options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_modified_scores_compile_as_cuda(dtype: torch.dtype) -> None:
+    query, grad = torch.empty(1, 2, 70, 24, dtype=dtype), torch.empty(1, 2, 70, 40, dtype=dtype)
+    key, value = torch.empty(1, 1, 900, 24, dtype=dtype), torch.empty(1, 1, 900, 40, dtype=dtype)
+    saved = Saved(query, key, value, torch.empty(1, 2, 70), torch.empty(1, 2, 70, dtype=value_dtype(dtype)))
+    for of, out, blocks in (("query", query, (1, 8)), ("key", key, (8, 1)), ("value", value, (8, 1))):
+        counts, indices = (torch.empty(1, 2, *shape, dtype=torch.int32) for shape in (blocks[:1], blocks))
+        for full in (counts, None):
+            mask = BlockMask(counts, indices, full, None if full is None else indices, 128, 128)
+            check_cuda(flex_attention_gradient, out, of, grad, saved, mask, modified_scores())

@@ -65,6 +65,10 @@ def capped(cap: float) -> Modification:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap)
 
 
+def later_scores(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return torch.where(i - j > 3 * h, score * score.abs(), -math.inf)
+
+
 def prefix(lengths: Tensor) -> Modification:
     return or_masks(lambda b, h, i, j: j < lengths[b], causal)
 
@@ -88,6 +92,10 @@ CASES = {
     "prefix": Case((3, 2, 70, 16), (2, 70, 16), None, prefix, (torch.tensor([5, 30, 0]),), block_size=16),
     "blocks of other sizes": Case(
         (2, 4, 203, 16), (2, 331, 24), alibi, lambda *_: window, (torch.rand(4),), block_size=(48, 80)
+    ),
+    "scores of -inf": Case((2, 4, 70, 16), (2, 70, 24), lambda: later_scores, rows_without_keys=True),
+    "table": Case(
+        (2, 4, 70, 80), (2, 90, 80), table_of_distances, lambda *_: causal, (torch.randn(4, 17),), block_size=32
     ),
     "distances": Case((2, 2, 20, 16), (2, 29, 16), table_of_distances, None, (torch.randn(2, 17),)),
 }  # fmt: skip

@@ -1,9 +1,9 @@
 """`torch.nn.attention.flex_attention` on bp devices.
 
 Inductor has templates of the higher-order operators `flex_attention` and `flex_attention_backward` for PyTorch's own
-devices. On bp, flex_lowering.py lowers `flex_attention` to one pass over the keys, where it can and it pays off. Other
-calls, and gradients, are composed as in PyTorch's implementations for eager mode: products, and kernels that fuse
-`score_mod`, the mask and the softmax. They need memory for all scores.
+devices. On bp, flex_lowering.py lowers them to one pass over the blocks of the mask, where it can and it pays off.
+Other calls are composed as in PyTorch's implementations for eager mode: products, and kernels that fuse `score_mod`,
+the mask and the softmax. They need memory for all scores.
 """
 
 from __future__ import annotations
@@ -49,19 +49,24 @@ def _autocast(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def install_lowering(lowering: ModuleType) -> None:
-    """Lower calls of `flex_attention` on bp that `decompose` keeps, in `torch._inductor.lowering`."""
+    """Lower calls on bp that `decompose` keeps, in `torch._inductor.lowering`."""
+    for operator, ours in ((flex_attention, "lower"), (flex_attention_backward, "lower_backward")):
+        _install_lowering(lowering, operator, ours)
+
+
+def _install_lowering(lowering: ModuleType, operator: Any, ours: str) -> None:
     lowerings: dict[Any, Callable[..., Any]] = lowering.lowerings  # type: ignore[attr-defined]
-    lower_others = lowerings[flex_attention]
+    lower_others = lowerings[operator]
 
     @functools.wraps(lower_others)
-    def lower_flex_attention(query: Any, *given: Any, **named: Any) -> Any:
+    def lower(query: Any, *given: Any, **named: Any) -> Any:
         if query.get_device().type != "bp":
             return lower_others(query, *given, **named)
         from torch_backplane.compile import flex_lowering
 
-        return flex_lowering.lower(lowering, query, *given, **named)
+        return getattr(flex_lowering, ours)(lowering, query, *given, **named)
 
-    lowerings[flex_attention] = lower_flex_attention
+    lowerings[operator] = lower
 
 
 def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule, Any], bool] | None = None) -> None:
@@ -69,12 +74,13 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
 
     Args:
         graph: the graph.
-        keep: decides for a node of `flex_attention` whether it stays in the graph.
+        keep: decides for a node of one of the operators whether it stays in the graph.
     """
     from torch._inductor.pattern_matcher import CallFunctionVarArgs, PatternMatcherPass, register_graph_pattern
 
     for operator in (flex_attention, flex_attention_backward):
         for node in graph.graph.find_nodes(op="call_function", target=operator):
+            _check_backend(node)
             for leaf in tree_flatten(node.args)[0]:
                 if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr":
                     _keep_floats_as_tensors(getattr(graph, str(leaf.target)), node.args[0].meta["val"].dtype)
@@ -82,8 +88,8 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
     for operator, composition in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         replace = functools.partial(_replace, graph, composition)
 
-        def is_replaced(match: Any, operator: Any = operator) -> bool:
-            return keep is None or operator is not flex_attention or not keep(graph, match.output_node())
+        def is_replaced(match: Any) -> bool:
+            return keep is None or not keep(graph, match.output_node())
 
         pattern = CallFunctionVarArgs(operator)
         register_graph_pattern(pattern, extra_check=is_replaced, pass_dict=passes)(replace)  # type: ignore[arg-type]
@@ -93,6 +99,13 @@ def decompose(graph: torch.fx.GraphModule, keep: Callable[[torch.fx.GraphModule,
                 graph.graph.erase_node(node)
         graph.delete_all_unused_submodules()
         graph.recompile()
+
+
+def _check_backend(node: torch.fx.Node) -> None:
+    """Refuses the names of kernels for other devices."""
+    backend = next(one for one in node.args if isinstance(one, dict)).get("BACKEND", "AUTO")
+    if backend != "AUTO":
+        raise RuntimeError(f"BACKEND={backend!r} of flex_attention is not available on bp; use BACKEND='AUTO'")
 
 
 def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) -> None:
@@ -113,9 +126,6 @@ def _keep_floats_as_tensors(module: torch.fx.GraphModule, dtype: torch.dtype) ->
 
 def _replace(graph: torch.fx.GraphModule, composition: Callable[..., Any], match: Any, *args: Any) -> None:
     """Replaces a call of an operator by the traced composition."""
-    backend = next(one for one in args if isinstance(one, dict)).get("BACKEND", "AUTO")
-    if backend != "AUTO":
-        raise RuntimeError(f"BACKEND={backend!r} of flex_attention is not available on bp; use BACKEND='AUTO'")
     leaves, structure = tree_flatten(args)
     leaves = [_module(graph, one) for one in leaves]
     nodes = [one for one in leaves if isinstance(one, torch.fx.Node)]

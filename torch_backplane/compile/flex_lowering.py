@@ -1,18 +1,20 @@
-"""Lowers `flex_attention` to one pass over the keys: score_mod and mask_mod become statements of the kernel.
+"""Lowers `flex_attention` and its gradients to one pass: score_mod and mask_mod become statements of the kernels.
 
-PyTorch traces both functions to graphs of operators on scalars. Inductor lowers these graphs as it lowers elementwise
-operators, and a kernel's methods write the statements. The graph calls `backplane::flex_attention` (flex_operator.py)
-with the statements as text, so captured tensors, numbers and sizes are arguments, and a changed block mask is data.
+PyTorch traces both functions, and the gradient of score_mod, to graphs of operators on scalars. Inductor lowers these
+graphs as it lowers elementwise operators, and a kernel's methods write the statements. The graph calls the operators of
+flex_operator.py with the statements as text, so captured tensors, numbers and sizes are arguments, and a changed block
+mask is data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch._inductor import ir
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
@@ -53,23 +55,59 @@ _EXPRESSIBLE = {
 }
 
 
-def computes_in_one_pass(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Whether `lower` can lower a call of `flex_attention` in the graph. All other calls are composed."""
+class _Call(NamedTuple):
+    """The arguments of `flex_attention` and of its gradients that decide about one pass.
+
+    Args:
+        joint: the graph of the gradients of score_mod. None for `flex_attention`.
+        captured: the tensors and numbers that score_mod and mask_mod capture.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    score_mod: Any
+    joint: Any
+    block_mask: Sequence[Any]
+    captured: Sequence[Any]
+
+
+def _call(node: torch.fx.Node) -> _Call:
     arguments: Any = node.args
-    query, key, value, score_mod, block_mask, *_, score_captured, mask_captured = arguments
-    operands = [one.meta["val"] for one in (query, key, value)]
-    captured = [one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in (*score_captured, *mask_captured)]
+    query, key, value, *given = arguments
+    if node.target is flex_attention_backward:
+        _, _, _, _, score_mod, joint, block_mask, _, _, score_captured, mask_captured = given
+    else:
+        (score_mod, block_mask, _, _, score_captured, mask_captured), joint = given, None
+    return _Call(query, key, value, score_mod, joint, block_mask, (*score_captured, *mask_captured))
+
+
+def computes_in_one_pass(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether a call of `flex_attention` or of its gradients in the graph can be lowered. All others are composed."""
+    call = _call(node)
+    operands = [one.meta["val"] for one in (call.query, call.key, call.value)]
+    captured = [one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in call.captured]
     tensors = [one for one in captured if isinstance(one, torch.Tensor)]
     dialect = dialect_of(operands[0].device)
+    functions = [getattr(graph, str(one.target)) for one in (call.score_mod, call.block_mask[-1])]
+    joint = None if call.joint is None else getattr(graph, str(call.joint.target))
     return (
         attends_in_one_pass(dialect.target)
         and argument_bytes(dialect, len(tensors), 8 * len(captured)) <= dialect.target.max_argument_bytes
-        and _pays_off(dialect.target, operands[0], operands[1], block_mask)
+        and _pays_off(dialect.target, operands[0], operands[1], call.block_mask)
         and operands[0].dtype in _DTYPES
         and all(one.dtype == operands[0].dtype for one in operands)
         and all(one.device.type == "bp" or one.dim() == 0 for one in tensors)
-        and all(_is_expressible(getattr(graph, str(one.target))) for one in (score_mod, block_mask[-1]))
+        and all(_is_expressible(one) for one in functions)
+        and (joint is None or (_has_only_the_gradient_of_scores(joint) and _is_expressible(joint)))
     )
+
+
+def _has_only_the_gradient_of_scores(joint: torch.fx.GraphModule) -> bool:
+    """Whether no captured tensor needs a gradient: one pass has no place for the sums over scores."""
+    (output,) = joint.graph.find_nodes(op="output")
+    of_score, *of_others = output.args[0]
+    return of_score is not None and all(one is None for one in of_others)
 
 
 def _pays_off(target: Target, query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> bool:
@@ -159,6 +197,21 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class _Functions(NamedTuple):
+    """The functions of a call, which Inductor lowers, and what they capture.
+
+    Args:
+        joint: the gradient of score_mod. None for the result.
+        score_captured, mask_captured: captured tensors and numbers.
+    """
+
+    score_mod: Any
+    joint: Any
+    mask_mod: Any
+    score_captured: Sequence[Any]
+    mask_captured: Sequence[Any]
+
+
 def lower(
     lowering: Any,
     query: Any,
@@ -175,40 +228,17 @@ def lower(
     from torch._inductor.kernel.flex.common import infer_dense_strides
 
     _, _, *tensors, query_block, key_block, mask_mod = block_mask
-    query, device = _realized(query), query.get_device()
+    query = _realized(query)
     layout = infer_dense_strides([*query.get_size()[:3], value.get_size()[3]], query.get_stride())
-    sizes = [*query.get_size()[:3], key.get_size()[2]]
-    captured = [
-        [_realized(_on_device(lowering, one, device)) for one in given]
-        for given in (score_mod_other_buffers, mask_mod_other_buffers)
-    ]
-    places = [_variable(name, torch.int32, size) for name, size in zip(_PLACES, sizes, strict=True)]
-    score = _variable("score", value_dtype(query.get_dtype()))
-    nodes = [_placeholder(one.name, torch.int32, device) for one in places]
-    score_node = _placeholder("score", query.get_dtype(), device)
-    with V.graph.set_current_device(device):
-        kernel = ScoreKernel([score, *places])
-        masked = _result(mask_mod.graph_module, [*nodes, *captured[1]])
-        mask = kernel.write(masked, "attends", torch.bool)
-        modified = _result(score_mod.graph_module, [score_node, *nodes, *captured[0]])
-        modify = kernel.write(modified, "score", score.dtype)
-        inputs, buffers, numbers, values = kernel.arguments()
-        text = Statements(
-            modify=modify,
-            mask=mask,
-            functions=kernel.functions(modify, mask),
-            dtypes=sorted(_name(value_dtype(one)) for one in kernel.used_dtypes),
-            inputs=inputs,
-            numbers=numbers,
-            reports_errors=kernel.reports_errors,
-        ).as_text()
+    functions = _Functions(score_mod, None, mask_mod, score_mod_other_buffers, mask_mod_other_buffers)
+    text, buffers, values = _written(lowering, query, key, functions)
     call = lowering.fallback_handler(torch.ops.backplane.flex_attention.default, add_to_fallback_set=False)
     return call(
         query,
         key,
         value,
         [one for one in tensors[:4] if one is not None],  # after these, the blocks of queries for each block of keys
-        [_buffer(one) for one in buffers],
+        buffers,
         values,
         layout,
         [query_block, key_block],
@@ -216,6 +246,95 @@ def lower(
         bool(kernel_options.get("OUTPUT_MAX", True)),
         text,
     )
+
+
+def lower_backward(
+    lowering: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logarithm: Any,
+    grad: Any,
+    logarithm_grad: Any,
+    score_mod: Any,
+    joint: Any,
+    block_mask: Sequence[Any],
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_mod_other_buffers: Sequence[Any] = (),
+    mask_mod_other_buffers: Sequence[Any] = (),
+) -> Any:
+    """Lowers the gradients: returns those of query, key and value, and None for each captured tensor or number.
+
+    Args:
+        logarithm: the logarithms of base 2.
+        grad, logarithm_grad: the gradients of the result and of the logarithms of base 2. None if there are none.
+    """
+    lowered, compute = lowering.lowerings, value_dtype(query.get_dtype())
+    _, _, *tensors, query_block, key_block, mask_mod = block_mask
+    if grad is None:
+        grad = lowered[_aten.full](out.get_size(), 0, dtype=out.get_dtype(), device=out.get_device())
+    products = lowered[_aten.mul](*(lowered[_prims.convert_element_type](one, compute) for one in (out, grad)))
+    inner = lowered[_aten.sum](products, axis=[-1])
+    if logarithm_grad is not None:
+        inner = lowered[_aten.sub](inner, lowered[_aten.mul](logarithm_grad, 1 / math.log(2)))
+    query = _realized(query)
+    functions = _Functions(score_mod, joint, mask_mod, score_mod_other_buffers, mask_mod_other_buffers)
+    text, buffers, values = _written(lowering, query, key, functions)
+    call = lowering.fallback_handler(torch.ops.backplane.flex_attention_backward.default, add_to_fallback_set=False)
+    of_query, *of_others = call(
+        grad,
+        query,
+        key,
+        value,
+        ir.ExternKernel.require_contiguous(logarithm),
+        ir.ExternKernel.require_contiguous(inner),
+        [one for one in tensors[:8] if one is not None],
+        buffers,
+        values,
+        [query_block, key_block],
+        scale,
+        text,
+    )
+    if not V.graph.sizevars.statically_known_equals(query.get_size()[0], key.get_size()[0]):  # all sequences share keys
+        of_others = [lowered[_aten.sum](one, axis=[0], keepdims=True) for one in of_others]
+    return of_query, *of_others, tuple(None for _ in score_mod_other_buffers)
+
+
+def _written(lowering: Any, query: Any, key: Any, functions: _Functions) -> tuple[str, list[Any], list[Any]]:
+    """The `Statements` of the functions as text, and the captured tensors and numbers that these use."""
+    device, dtype = query.get_device(), query.get_dtype()
+    sizes = [*query.get_size()[:3], key.get_size()[2]]
+    score_captured, mask_captured = (
+        [_realized(_on_device(lowering, one, device)) for one in given]
+        for given in (functions.score_captured, functions.mask_captured)
+    )
+    places = [_variable(name, torch.int32, size) for name, size in zip(_PLACES, sizes, strict=True)]
+    score, slope = (_variable(name, value_dtype(dtype)) for name in ("score", "slope"))
+    nodes = [_placeholder(one.name, torch.int32, device) for one in places]
+    score_node, slope_node = (_placeholder(one.name, dtype, device) for one in (score, slope))
+    with V.graph.set_current_device(device):
+        kernel = ScoreKernel([score, slope, *places])
+        masked = _result(functions.mask_mod.graph_module, [*nodes, *mask_captured])
+        mask = kernel.write(masked, "attends", torch.bool)
+        modified = _result(functions.score_mod.graph_module, [score_node, *nodes, *score_captured])
+        modify, differentiate = kernel.write(modified, "score", score.dtype), ""
+        if functions.joint is not None:
+            gradient = _result(functions.joint.graph_module, [score_node, *nodes, slope_node, *score_captured])
+            differentiate = kernel.write(gradient, "slope", slope.dtype)
+        inputs, buffers, numbers, values = kernel.arguments()
+        text = Statements(
+            modify=modify,
+            mask=mask,
+            differentiate=differentiate,
+            functions=kernel.functions(modify, mask, differentiate),
+            dtypes=sorted(_name(value_dtype(one)) for one in kernel.used_dtypes),
+            inputs=inputs,
+            numbers=numbers,
+            reports_errors=kernel.reports_errors,
+        ).as_text()
+    return text, [_buffer(one) for one in buffers], values
 
 
 def _on_device(lowering: Any, node: Any, device: torch.device) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._inductor.async_compile import get_compile_threads
 from torch._inductor.codecache import LambdaFuture
+from torch._subclasses.fake_tensor import FakeTensor
 
 import torch_backplane.compile.flex_operator  # noqa: F401  defines an operator that graphs call
 from torch_backplane import _C
@@ -149,6 +150,11 @@ class Graph:
         if not all(
             isinstance(one, int) or (isinstance(one, torch.Tensor) and one.device.type == "bp") for one in args
         ):
+            if any(isinstance(one, FakeTensor) for one in args):
+                raise TypeError(
+                    "a compiled graph needs tensors with data, but got fake tensors: after a graph break, "
+                    "torch.compile compiled a function that PyTorch uses to trace; TORCH_LOGS=graph_breaks shows it"
+                )
             return self._wrapper(args)
         kinds = tuple("i" if isinstance(one, int) else "w" if k in self._written else "r" for k, one in enumerate(args))
         given = Arguments(

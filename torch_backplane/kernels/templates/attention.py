@@ -398,7 +398,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
     weights = {"result": "score", "value": words.power + words.times}
     weights["inner"] = f"{words.power} * (slopes[x][y]{words.times} - shift[x])"
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
-    finish = _AVERAGE if of == "inner" else _STORE.replace("TOTAL", total)
+    finish = _AVERAGE if of == "inner" else STORE.replace("TOTAL", total)
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
     return substitute(
@@ -409,7 +409,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
-            **_heads(of_keys),
+            **heads_of(of_keys),
             "first_own": "row_tile * TILE",
             "own_end": "rows",
             "other_end": "others",
@@ -435,8 +435,8 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
     )
 
 
-def _heads(of_keys: bool) -> dict[str, str]:
-    """Text parts: how a head of the tile's rows, keys or queries, maps to the heads of the other rows."""
+def heads_of(of_keys: bool) -> dict[str, str]:
+    """Returns text parts: how a head of the tile's rows, keys or queries, maps to the heads of the other rows."""
     if of_keys:
         own = {"query_heads": "heads * sharing", "queries": "others", "sharers": "sharing"}
         return {**own, "query_head": "head * sharing + shared", "head_of_others": "query_head"}
@@ -649,7 +649,7 @@ WEIGH = """
           for (int y = 0; y < PER_ITEM; ++y) sum[block][x][y] *= correction[item_row + x * SIDE];
 """
 
-_STORE = """
+STORE = """
   for (int block = 0; block < BLOCKS; ++block)
     for (int x = 0; x < PER_ITEM; ++x)
       for (int y = 0; y < PER_ITEM; ++y) {
@@ -687,10 +687,10 @@ _AVERAGE = """
     powers[x] = 0;
     for (int i = 0; i < SIDE; ++i) powers[x] += weights[item_row + x * SIDE][i];
   }
-""" + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : shift[x] + sum[block][x][y] / powers[x]")
+""" + STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : shift[x] + sum[block][x][y] / powers[x]")
 
 NORMALIZE = (
-    _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
+    STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
     + """
   if (column_part == 0)
     for (int row = ITEM; row < TILE; row += ITEMS)

@@ -1,10 +1,11 @@
-"""Attention with modified scores, and with a block mask, in one pass over the blocks of keys that the mask has.
+"""Attention with modified scores, and with a block mask, in one pass over the blocks that the mask has; and gradients.
 
-The kernel is that of `attention.py`. It runs statements for each score (`score_mod` of flex_attention), and in partial
-blocks others that decide whether a query attends to a key (`mask_mod`). A work group reads only the blocks of keys that
-the block mask lists for its queries, so blocks that are not listed cost no time.
+The kernels are those of `attention.py`. They run statements for each score (`score_mod` of flex_attention), and in
+partial blocks others that decide whether a query attends to a key (`mask_mod`). A work group reads only the blocks of
+keys that the block mask lists for its queries, so blocks that are not listed cost no time. For the gradients of keys
+and values, it reads the blocks of queries that the mask lists for its keys.
 
-A work group's tile of queries is within one block of the mask. If there are too few tiles to fill the device, several
+A work group's tile is within one block of the mask. If there are too few tiles of queries to fill the device, several
 work groups share one, and take turns with the tiles of keys.
 """
 
@@ -23,10 +24,13 @@ from torch_backplane.kernels.templates.attention import (
     BEFORE,
     BODY,
     NORMALIZE,
+    STORE,
     TYPES,
     WEIGH,
+    Saved,
     constants_of,
     divided,
+    heads_of,
     merged,
     product,
     side_of,
@@ -36,28 +40,31 @@ from torch_backplane.kernels.templates.attention import (
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # Logarithms to base 2, as flex_attention's operator returns them.
-_BASE_2 = " * (value_t)1.4426950408889634"
-_MOST_INTEGERS = 54  # upper bound: 25 strides of 8 tensors, and sizes; without those of the statements
+_BASE_2, _FROM_BASE_2 = " * (value_t)1.4426950408889634", " * (value_t)0.6931471805599453"
+# Upper bounds: 13 tensors; 38 strides of 10 tensors, and sizes. Without those of the statements.
+_MOST_BUFFERS, _MOST_INTEGERS = 13, 56
 
 
 class BlockMask(NamedTuple):
-    """The blocks of keys that the queries of a block attend to, as in `torch.nn.attention.flex_attention.BlockMask`.
+    """For each block of a work group's rows, its blocks of other rows, as in `torch.nn.attention.flex_attention`.
+
+    The rows are queries, and the other rows keys; for the gradients of keys and values it is the other way around.
 
     Args:
-        counts: int32, shape (batch, heads, blocks of queries): the number of partial blocks, to which `Scores.mask`
-            applies. Strides can be 0, here and below.
-        indices: int32, shape (batch, heads, blocks of queries, blocks of keys). The first `counts` are the numbers of
-            the partial blocks.
+        counts: int32, shape (batch, heads of queries, blocks of rows): the number of partial blocks, to which
+            `Scores.mask` applies. Strides can be 0, here and below.
+        indices: int32, shape (batch, heads of queries, blocks of rows, blocks of other rows). The first `counts` are
+            the numbers of the partial blocks.
         full_counts, full_indices: the same for blocks in which queries attend to all keys. None if there are none.
-        queries, keys: the numbers of queries and of keys of a block.
+        rows, others: the numbers of rows and of other rows of a block.
     """
 
     counts: torch.Tensor
     indices: torch.Tensor
     full_counts: torch.Tensor | None
     full_indices: torch.Tensor | None
-    queries: int
-    keys: int
+    rows: int
+    others: int
 
 
 class Scores(NamedTuple):
@@ -67,6 +74,7 @@ class Scores(NamedTuple):
     names of `inputs` and `numbers`.
 
     Args:
+        scale: factor of query @ key.mT.
         modify: statements that assign the modified score to `score`.
         mask: statements that assign to the bool `attends` whether the query attends to the key.
         functions: text before the kernel.
@@ -74,8 +82,11 @@ class Scores(NamedTuple):
         inputs: tensors by their names in the statements, which handle the strides.
         numbers: other arguments by name, each with its dtype.
         report: where statements report an index out of range with `checked_index` and `or_first`. None if they do not.
+        differentiate: for gradients: statements that use `score` before it is modified, and replace the gradient of the
+            modified score in `slope` by that of `score`.
     """
 
+    scale: float
     modify: str
     mask: str
     functions: str
@@ -83,6 +94,7 @@ class Scores(NamedTuple):
     inputs: Mapping[str, torch.Tensor]
     numbers: Mapping[str, tuple[torch.dtype, Any]]
     report: errors.Report | None
+    differentiate: str = ""
 
 
 class Operands(NamedTuple):
@@ -117,142 +129,254 @@ class Results(NamedTuple):
 
 def argument_bytes(dialect: Dialect, inputs: int, numbers: int) -> int:
     """Returns an upper bound for the bytes of a kernel's arguments, with these numbers of inputs of the statements."""
-    return (11 + inputs) * dialect.buffer_bytes + (_MOST_INTEGERS + numbers) * 8
+    return (_MOST_BUFFERS + inputs) * dialect.buffer_bytes + (_MOST_INTEGERS + numbers) * 8
 
 
 def flex_attention(
-    dialect: Dialect, results: Results, given: Operands, blocks: BlockMask, scores: Scores, scale: float
+    dialect: Dialect, results: Results, given: Operands, blocks: BlockMask, scores: Scores
 ) -> list[Launch]:
     """Computes softmax(modify(scale * query @ key.mT)) @ value; 0 in rows of queries that attend to no key.
 
     Args:
         results: the outputs.
         given: the operands.
-        blocks: the block mask.
+        blocks: the block mask: blocks of keys for blocks of queries.
         scores: the statements for each score.
-        scale: factor of query @ key.mT.
 
     Raises:
         LimitExceeded: the target does not support this (see `attention.attends_in_one_pass`).
     """
     (out, logarithm, maximum), (query, key, value) = results, given
     operands = {"own": query, "other": key, "added": value}
-    batch, heads, rows, columns = out.shape
-    compute = value_dtype(out.dtype)
-    side = side_of(dialect.target, compute.itemsize, min(rows, blocks.queries))
-    if side is None:
-        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
-    queries, keys = min(blocks.queries, rows), min(blocks.keys, key.shape[2])
-    tile, column_blocks, tiles_each, column_parts = tiles_of(side, queries, columns)
-    row_tiles = -(-rows // queries) * tiles_each
-    groups = batch * heads * row_tiles * column_parts
-    parts = divided(dialect.target, groups, side, key.shape[2])[0] if dialect.target.simt else 1
+    work = _work(dialect, out, blocks)
+    parts = divided(dialect.target, work.groups, work.side, key.shape[2])[0] if dialect.target.simt else 1
     values, logarithms, maxima = results
     if parts > 1:
+        compute = value_dtype(out.dtype)
         values, logarithms = (
             torch.empty([parts, *one.shape], dtype=compute, device=out.device) for one in (out, logarithm)
         )
         maxima = None if maximum is None else torch.empty_like(logarithms)
-    counts = {"counts": blocks.counts, "full_counts": blocks.full_counts}
-    indices = {"indices": blocks.indices, "full_indices": blocks.full_indices}
-    listed = {name: one for name, one in {**counts, **indices}.items() if one is not None}
-    strided = {"out": values if parts == 1 else values[0], **operands, **listed}
     outputs = {"out": values, "logarithm": logarithms, **({} if maxima is None else {"maximum": maxima})}
-    reported: dict[str, torch.Tensor] = {}
-    numbers = {"scale": (compute, scale), **scores.numbers}
-    if scores.report is not None:
-        reported["errors"] = scores.report.words
-        numbers["error_operator"] = (torch.int32, errors.operator_number(scores.report.operator))
-    first = LaunchSpec(
-        "flex_attention" if parts == 1 else "flex_attention_parts",
-        dialect,
-        outputs={**outputs, **reported},
-        inputs={**operands, **listed, **scores.inputs},
-        integers={
-            "batches": batch,
-            "heads": heads,
-            "sharing": heads // key.shape[1],
-            "rows": rows,
-            "others": key.shape[2],
-            "columns": columns,
-            "depth": query.shape[3],
-            "parts": parts,
-            "row_tiles": row_tiles,
-            "column_parts": column_parts,
-            "block_queries": queries,
-            "block_keys": keys,
-            "block_tiles": tiles_each,
-            "block_steps": -(-keys // tile),
-            **strides_of(strided),
-        },
-        numbers=numbers,
-        types=TYPES | {f"type_{str(one).removeprefix('torch.')}": one for one in scores.dtypes},
-        functions=(_CHECKS if reported else "") + scores.functions,
-        constants={
-            **constants_of(dialect, compute, side),
-            "SHARERS": side * side // tile,
-            "BLOCKS": column_blocks,
-            "WRAPS": 0,
-        },
-        value=compute,
-        body=_body(blocks, scores, maximum is not None, parts > 1),
-        groups=parts * groups,
-        group_size=side * side,
-        strided={*strided, *scores.inputs},
-    ).launch()
+    unit = "" if parts > 1 else _BASE_2
+    text = {
+        **_sides(of_keys=False),
+        "before": BEFORE,
+        "weight": "weight = score;",
+        "unseen": "NOTHING",
+        "weigh": WEIGH,
+        "kept_power": "power",
+        "raised": "",
+        "finish": NORMALIZE,
+        "out_part": "part * batches * heads * rows * columns" if parts > 1 else "0",
+        "part_rows": "part * batches * heads * rows" if parts > 1 else "0",
+        "unit": unit,
+        "maximum": f"store_maximum(row_at, greatest[row]{unit});" if maxima is not None else "",
+    }
+    name = "flex_attention" if parts == 1 else "flex_attention_parts"
+    first = _launch(name, dialect, outputs, operands, blocks, scores, text)
     if parts == 1:
         return [first]
     found = None if maximum is None or maxima is None else (maximum, maxima)
     return [first, merged(dialect, out, logarithm, values, logarithms, found, _BASE_2)]
 
 
-def _body(blocks: BlockMask, scores: Scores, finds_maxima: bool, divides: bool) -> str:
-    unit, has_full = "" if divides else _BASE_2, blocks.full_counts is not None
-    head = "batch * {0}_batch + head * {0}_head + query_block * {0}_row"
+def flex_attention_gradient(
+    dialect: Dialect, out: torch.Tensor, of: str, grad: torch.Tensor, saved: Saved, blocks: BlockMask, scores: Scores
+) -> Launch:
+    """Computes the gradient of an operand of `flex_attention`.
+
+    With P the weights, G the gradient of the result, D = P * (G @ value.mT - inner) and D' the gradients of the scores
+    that `Scores.differentiate` makes of D: the gradient of the query is scale * D' @ key, that of the key is
+    scale * D'.mT @ query, and that of the value is P.mT @ G.
+
+    Args:
+        out: the gradient, of the operand's shape. The batch of `saved.key` and `saved.value` is that of the queries.
+        of: the operand: "query", "key" or "value".
+        grad: gradient of the result.
+        saved: the operands of `flex_attention`, and its output `logarithm`. `inner`, contiguous: for each query the sum
+            of the result's gradient times the result, minus the gradient of the natural logarithm.
+        blocks: the block mask: blocks of keys for blocks of queries if `of` is "query", else the reverse.
+        scores: the statements for each score.
+
+    Raises:
+        LimitExceeded: as for `flex_attention`.
+    """
+    query, key, value, logarithm, inner = saved
+    tensors = {
+        "query": {"own": query, "other": key, "own_too": grad, "other_too": value, "added": key},
+        "key": {"own": key, "other": query, "own_too": value, "other_too": grad, "added": query},
+        "value": {"own": key, "other": query, "added": grad},
+    }[of]
+    slopes = of != "value"
+    rows_read = {"logarithm": logarithm, **({"inner": inner} if slopes and inner is not None else {})}
+    text = {
+        **_sides(of_keys=of != "query"),
+        "before": "",
+        "slopes": product("own_too", "other_too", "slopes", "depth_too", _ENDS) if slopes else "",
+        "weight": _POWER,
+        "found": _SLOPE if slopes else "weight = power;",
+        "differentiate": scores.differentiate,
+        "unseen": "0",
+        "weigh": "",
+        "finish": STORE.replace("TOTAL", "scale * sum[block][x][y]" if slopes else "sum[block][x][y]"),
+        "out_part": "0",
+    }
+    name = f"flex_attention_{of}_gradient"
+    return _launch(name, dialect, {"out": out}, {**tensors, **rows_read}, blocks, scores, text)
+
+
+class _Work(NamedTuple):
+    """The division of the work.
+
+    Args:
+        side: side of a work group.
+        tile: rows of a tile.
+        column_blocks: blocks of as many columns for each work group.
+        each: tiles of a block of the mask.
+        row_tiles: tiles of all rows.
+        column_parts: work groups that share the columns.
+        groups: number of work groups, without a division of the other rows.
+    """
+
+    side: int
+    tile: int
+    column_blocks: int
+    each: int
+    row_tiles: int
+    column_parts: int
+    groups: int
+
+
+def _work(dialect: Dialect, out: torch.Tensor, blocks: BlockMask) -> _Work:
+    """Returns the division of the work for results of the shape of `out`."""
+    batch, heads, rows, columns = out.shape
+    block = min(blocks.rows, rows)
+    side = side_of(dialect.target, value_dtype(out.dtype).itemsize, block)
+    if side is None:
+        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
+    tile, column_blocks, each, column_parts = tiles_of(side, block, columns)
+    row_tiles = -(-rows // block) * each
+    return _Work(side, tile, column_blocks, each, row_tiles, column_parts, batch * heads * row_tiles * column_parts)
+
+
+def _launch(
+    name: str,
+    dialect: Dialect,
+    outputs: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    blocks: BlockMask,
+    scores: Scores,
+    text: Mapping[str, str],
+) -> Launch:
+    """Returns the launch of a kernel.
+
+    Args:
+        name: the kernel's name.
+        outputs: `out`, with an additional first dimension if work groups share tiles, and others, contiguous.
+        tensors: `own`, `other`, `added`, `own_too` and `other_too` as in `attention.py`, and numbers for each query,
+            contiguous, of three dimensions.
+        blocks: the block mask.
+        scores: the statements for each score.
+        text: the parts of the body in which kernels differ.
+    """
+    out, own, other = outputs["out"], tensors["own"], tensors["other"]
+    parts = out.shape[0] if out.dim() == 5 else 1
+    out = out[0] if out.dim() == 5 else out
+    batch, heads, rows, columns = out.shape
+    compute, work = value_dtype(out.dtype), _work(dialect, out, blocks)
+    lists = {"counts": blocks.counts, "full_counts": blocks.full_counts}
+    lists |= {"indices": blocks.indices, "full_indices": blocks.full_indices}
+    listed = {name: one for name, one in lists.items() if one is not None}
+    strided = {"out": out, **{name: one for name, one in tensors.items() if one.dim() == 4}, **listed}
+    reported: dict[str, torch.Tensor] = {}
+    numbers = {"scale": (compute, scores.scale), **scores.numbers}
+    if scores.report is not None:
+        reported["errors"] = scores.report.words
+        numbers["error_operator"] = (torch.int32, errors.operator_number(scores.report.operator))
+    other_block = min(blocks.others, other.shape[2])
+    return LaunchSpec(
+        name,
+        dialect,
+        outputs={**outputs, **reported},
+        inputs={**tensors, **listed, **scores.inputs},
+        integers={
+            "batches": batch,
+            "heads": heads,
+            "sharing": max(heads, other.shape[1]) // min(heads, other.shape[1]),
+            "rows": rows,
+            "others": other.shape[2],
+            "columns": columns,
+            "depth": own.shape[3],
+            **({"depth_too": tensors["own_too"].shape[3]} if "own_too" in tensors else {}),
+            "parts": parts,
+            "row_tiles": work.row_tiles,
+            "column_parts": work.column_parts,
+            "block_rows": min(blocks.rows, rows),
+            "block_others": other_block,
+            "block_tiles": work.each,
+            "block_steps": -(-other_block // work.tile),
+            **strides_of(strided),
+        },
+        numbers=numbers,
+        types=TYPES | {f"type_{str(one).removeprefix('torch.')}": one for one in scores.dtypes},
+        functions=(_CHECKS if reported else "") + scores.functions,
+        constants={
+            **constants_of(dialect, compute, work.side),
+            "SHARERS": work.side * work.side // work.tile,
+            "BLOCKS": work.column_blocks,
+            "WRAPS": 0,
+        },
+        value=compute,
+        body=_body(blocks, scores, text),
+        groups=parts * work.groups,
+        group_size=work.side * work.side,
+        strided={*strided, *scores.inputs},
+    ).launch()
+
+
+_ENDS = ("own_end", "other_end")
+
+
+def _sides(of_keys: bool) -> dict[str, str]:
+    """Text parts: which side has the tile's rows."""
+    query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
+    return {**heads_of(of_keys), "query": query, "key": key}
+
+
+def _body(blocks: BlockMask, scores: Scores, text: Mapping[str, str]) -> str:
+    has_full = blocks.full_counts is not None
+    at = "batch * {0}_batch + query_head * {0}_head + own_block * {0}_row"
     return substitute(
         BODY,
         {
-            "before": BEFORE,
-            "shift": _COUNT,
+            "shift": _OWN_BLOCK,
             "place": split(
                 "place",
                 ["parts", "batches", "heads", "row_tiles", "column_parts"],
                 ["part", "batch", "head", "row_tile", "column_part"],
             ),
-            "out_part": "part * batches * heads * rows * columns" if divides else "0",
-            "part_rows": "part * batches * heads * rows" if divides else "0",
-            "query_heads": "heads",
-            "queries": "rows",
-            "sharers": "1",
-            "query_head": "head",
-            "head_of_others": "head / sharing",
-            "first_own": "row_tile / block_tiles * block_queries + row_tile % block_tiles * TILE",
-            "own_end": "own_end",
-            "other_end": "other_end",
-            "tiles": "for (index_t step = part; step < steps; step += parts)",
-            "counts": head.format("counts"),
-            "full_counts": f"(index_t)load_full_counts({head.format('full_counts')})" if has_full else "0",
+            "first_own": "row_tile / block_tiles * block_rows + row_tile % block_tiles * TILE",
+            "own_end": _ENDS[0],
+            "other_end": _ENDS[1],
+            "tiles": _TILES,
+            "counts": at.format("counts"),
+            "full_counts": f"(index_t)load_full_counts({at.format('full_counts')})" if has_full else "0",
             "draw": _BLOCK,
-            "indices": f"(index_t)load_indices({head.format('indices')} + listed * indices_column)",
-            "full_indices": f"is_full ? (index_t)load_full_indices({head.format('full_indices')}"
+            "indices": f"(index_t)load_indices({at.format('indices')} + listed * indices_column)",
+            "full_indices": f"is_full ? (index_t)load_full_indices({at.format('full_indices')}"
             " + (listed - partial) * full_indices_column) : "
             if has_full
             else "",
-            "scores": product("own", "other", "scores", "depth", ("own_end", "other_end")),
+            "scores": product("own", "other", "scores", "depth", _ENDS),
             "slopes": "",
             "weighted": _WEIGHTED,
             "mask": scores.mask,
             "modify": scores.modify,
-            "unseen": "NOTHING",
-            "weigh": WEIGH,
-            "kept_power": "power",
             "drop": "",
-            "raised": "",
             "from_added": "batch * added_batch + head_of_others * added_head",
             "added": "(value_t)load_added(from_added + other_at * added_row + column * added_column)",
-            "finish": NORMALIZE,
-            "unit": unit,
-            "maximum": f"store_maximum(row_at, greatest[row]{unit});" if finds_maxima else "",
+            **text,
         },
     )
 
@@ -262,30 +386,50 @@ _CHECKS = f"""\
 FUNCTION index_t or_first(const index_t checked) {{ return checked < 0 ? 0 : checked; }}
 """
 
-# The tiles of keys of all blocks that are listed for the tile's block of queries, partial blocks first.
-_COUNT = """
-  const index_t query_block = row_tile / block_tiles, own_end = min(rows, (query_block + 1) * block_queries);
-  const index_t partial = (index_t)load_counts($counts);
-  const index_t steps = (partial + $full_counts) * block_steps;
+_OWN_BLOCK = """
+  const index_t own_block = row_tile / block_tiles, own_end = min(rows, (own_block + 1) * block_rows);
 """
+
+# The tiles of all blocks that are listed for the tile's block, partial blocks first.
+_TILES = """
+    const index_t partial = (index_t)load_counts($counts);
+    const index_t steps = (partial + $full_counts) * block_steps;
+    for (index_t step = part; step < steps; step += parts)"""
 
 _BLOCK = """
       const index_t listed = step / block_steps;
       const bool is_full = listed >= partial;
-      const index_t key_block = $full_indices$indices;
-      const index_t first = key_block * block_keys + step % block_steps * TILE;
-      const index_t other_end = min(others, (key_block + 1) * block_keys);
+      const index_t other_block = $full_indices$indices;
+      const index_t first = other_block * block_others + step % block_steps * TILE;
+      const index_t other_end = min(others, (other_block + 1) * block_others);
 """
 
 _WEIGHTED = """
           if (own_at < own_end && other_at < other_end) {
-            const int in_batch = (int)batch, in_head = (int)head, query_at = (int)own_at, key_at = (int)other_at;
+            const int in_batch = (int)batch, in_head = (int)query_head, query_at = (int)$query, key_at = (int)$key;
             bool attends = true;
             if (!is_full) { $mask }
             if (attends) {
               value_t score = scores[x][y] * scale;
               { $modify }
-              weight = score;
+              $weight
             }
           }
+"""
+
+# The weight in the softmax. Queries whose modified scores are all -inf have none.
+_POWER = f"""
+              const index_t row_at = (batch * query_heads + query_head) * queries + $query;
+              const value_t logarithm_at = (value_t)load_logarithm(row_at){_FROM_BASE_2};
+              if (logarithm_at != NOTHING) {{
+                const value_t power = exp(score - logarithm_at);
+                $found
+              }}
+"""
+
+_SLOPE = """
+                value_t slope = power * (slopes[x][y] - (value_t)load_inner(row_at));
+                score = scores[x][y] * scale;
+                { $differentiate }
+                weight = slope;
 """
