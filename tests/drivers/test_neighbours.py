@@ -173,6 +173,7 @@ REPLACED = {
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
     "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
     "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
+    "torch._inductor.fx_passes.post_grad.prepare_softmax_extra_check": INDUCTOR,
     "torch._inductor.graph.GraphLowering.decide_layout_opt": INDUCTOR,
     "torch._inductor.ir.Scan.create": INDUCTOR,
     "torch._inductor.ir.Sort.create": INDUCTOR,

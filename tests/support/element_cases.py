@@ -74,7 +74,10 @@ CASES: dict[str, Case] = {
     "softmax of 3": Case(_softmax, _rows(3)),  # elementwise
     **{f"softmax of {n}": Case(_softmax, _rows(n), 1, 1) for n in (16, 17, 63, 64, 512, 4096)},
     **{f"softmax of {n}": Case(_softmax, _rows(n), 1) for n in (65, 500, 513, 1000)},
-    "softmax of 4112": Case(_softmax, _rows(4112), 3, 2),
+    "softmax of 4112": Case(_softmax, _rows(4112), 2, 2),
+    "logarithms of 5000": Case(lambda x: torch.log_softmax(x, -1), _rows(5000, 3), 2),
+    "special values of 4500": Case(_softmax, lambda: [F.pad(_special(), (4196, 0))], 2),
+    "nothing else than infinity": Case(_softmax, lambda: [torch.full((2, 4500), -torch.inf)], 2),
     "softmax of half": Case(_softmax, _rows(208, dtype=torch.float16), 1, 1),
     "softmax of float64": Case(_softmax, _rows(208, dtype=torch.float64), 1, 1),
     "special values": Case(_softmax, lambda: [_special()], 1, 1),

@@ -116,8 +116,8 @@ KNOWN: tuple[Known, ...] = (
         Known(
             "compiled: softmax of rows of 16,384",
             measure,
-            "rows do not fit a group's share of the caches, and need three passes: Inductor computes maximum and sum in"
-            " one pass only for CUDA and XPU",
+            "rows of more than 4,096 elements are not kept in registers and need two passes, for the statistics and for"
+            " the result",
         )
         for measure in ("traffic", "fused")
     ),

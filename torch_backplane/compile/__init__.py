@@ -83,10 +83,11 @@ def _replace_random_numbers(joint_graph: types.ModuleType) -> None:
     random_numbers.install(joint_graph)
 
 
-def _make_indices(post_grad: types.ModuleType) -> None:
-    from torch_backplane.compile import cpu_indices
+def _change_graphs(post_grad: types.ModuleType) -> None:
+    from torch_backplane.compile import cpu_indices, inductor
 
     cpu_indices.install(post_grad)
+    inductor.find_statistics_of_softmax_in_one_loop(post_grad)
 
 
 def _scan_and_sort(ir: types.ModuleType) -> None:
@@ -145,7 +146,7 @@ HOOKS: dict[str, Hook] = {
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
-    "torch._inductor.fx_passes.post_grad": _make_indices,
+    "torch._inductor.fx_passes.post_grad": _change_graphs,
     "torch._inductor.ir": _scan_and_sort,
     "torch._inductor.graph": _keep_layouts,
     "torch._inductor.lowering": _lower,

@@ -246,6 +246,32 @@ def sort_for_topk(lowering: ModuleType) -> None:
     lowerings[torch.ops.aten.topk] = lowerings[torch.ops.aten.topk.default] = lower_topk
 
 
+def find_statistics_of_softmax_in_one_loop(post_grad: ModuleType) -> None:
+    """Lets one loop find the maximum and the sum of a softmax of bp, in `torch._inductor.fx_passes.post_grad`.
+
+    That is for GPUs, for rows whose elements their work items do not keep from one loop to the next (elements.py).
+    """
+    is_for_triton: Callable[..., bool] = post_grad.prepare_softmax_extra_check  # type: ignore[attr-defined]
+
+    @functools.wraps(is_for_triton)
+    def decide(match: Any) -> bool:
+        x = match.kwargs["x"].meta["val"]
+        if x.device.type != "bp":
+            return is_for_triton(match)
+        from torch._inductor import config
+
+        from torch_backplane.compile.reduction_form import LONGEST_KEPT
+        from torch_backplane.planning.launch import dialect_of
+
+        if not config.online_softmax or not drivers.device(x.device.index).properties.dialect:
+            return False
+        length = x.shape[match.kwargs["dim"]]
+        is_kept = isinstance(length, int) and length <= LONGEST_KEPT
+        return dialect_of(x.device).target.simt and not is_kept
+
+    post_grad.prepare_softmax_extra_check = decide  # type: ignore[attr-defined]
+
+
 def create_backend_without_triton(scheduler: ModuleType) -> None:
     """Lets `torch._inductor.scheduler.Scheduler` serve bp. It requires Triton for every GPU but mps."""
     create_backend: Callable[..., Any] = scheduler.Scheduler.create_backend  # type: ignore[attr-defined]

@@ -27,6 +27,9 @@ _LANES = 16
 # Elements of a result that a work item keeps from one loop to the next: in registers, and on CPUs in its cache.
 _KEPT_ON_GPU = 16
 _KEPT_ON_CPU = 4096
+_LARGEST_TEAM = 256
+# Rows of at most this many elements can be kept on GPUs.
+LONGEST_KEPT = _LARGEST_TEAM * _KEPT_ON_GPU
 # Kernels of graphs sort up to this many elements.
 LONGEST_SORT = 256
 # The local memory of a work item for a sort: a key, an element, and its position (int16).
@@ -89,7 +92,7 @@ def _team(target: Target, results: int, length: int, along_columns: bool) -> int
     if target.team_size == 1 or length < _SHORT or (along_columns and results >= _MANY):
         return 1
     team = target.team_size
-    while team < 256 and team * _KEPT_ON_GPU < length:
+    while team < _LARGEST_TEAM and team * _KEPT_ON_GPU < length:
         team *= 2
     team = target.group(team)
     while team > 1 and team // 2 >= length:

@@ -108,9 +108,11 @@ def _online_softmax(dtype: torch.dtype) -> Reduction:
 
         return greatest, scaled(total, most) + scaled(total_b, most_b)
 
-    def start(a: Expression, at: Expression) -> tuple[Expression, Expression]:
-        a = a.to(dtype)
-        return a, f.full_like(a, 1.0)
+    def start(*values: Expression) -> tuple[Expression, Expression]:
+        a = values[0].to(dtype)
+        if len(values) == 3:  # the state of several elements, and the position
+            return a, values[1].to(dtype)
+        return a, f.where(a == math.inf, f.full_like(a, math.nan), f.full_like(a, 1.0))  # exp(x - maximum)
 
     return Reduction((dtype, dtype), (-math.inf, 0.0), start, combine, (0, 1))
 
