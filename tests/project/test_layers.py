@@ -198,6 +198,7 @@ MANY_PARAMETERS = {
     "compile/flex_operator.py _plan": "the operator's signature",
     "compile/flex_operator.py _plan_backward": "the operator's signature",
     "compile/inductor.py create_scan": "Inductor's signature",
+    "compile/inductor.py create_sort": "Inductor's signature",
     "drivers/base.py copy_from_peer": "two memory locations and the stream",
     "drivers/opencl/libraries/vkfft.py _guard": "the integers of a family of libraries (drivers/libraries.py)",
     "kernels/multi_tensor.py multi_tensor": "keywords that describe a kernel (docs/kernels.md)",
