@@ -65,8 +65,8 @@ demo-digits: $(ready) ## train a convolutional network on bp (seconds)
 
 test: lint ## lint, then the tests (half an hour on 2 cores)
 	$(pytest) $(quick) $(ARGS)
-	$(pytest) --on opencl $(quick) $(if $(EVERY),,--share 4) --ignore tests/distributed $(ARGS)
-	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 4) tests/opencl
+	$(pytest) --on opencl $(quick) $(if $(EVERY),,--share 5) --ignore tests/distributed $(ARGS)
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(quick) $(if $(EVERY),,--share 8) tests/opencl
 
 test-slow: $(ready) ## the tests that `make test` leaves out because they are slow
 	$(pytest) --cover 1 -m slow --ignore tests/compile/test_operators_compiled.py $(ARGS) # test-compile has these
