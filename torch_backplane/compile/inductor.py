@@ -260,14 +260,14 @@ def find_statistics_of_softmax_in_one_loop(post_grad: ModuleType) -> None:
             return is_for_triton(match)
         from torch._inductor import config
 
-        from torch_backplane.compile.reduction_form import LONGEST_KEPT
+        from torch_backplane.compile.reduction_form import longest_kept
         from torch_backplane.planning.launch import dialect_of
 
         if not config.online_softmax or not drivers.device(x.device.index).properties.dialect:
             return False
-        length = x.shape[match.kwargs["dim"]]
-        is_kept = isinstance(length, int) and length <= LONGEST_KEPT
-        return dialect_of(x.device).target.simt and not is_kept
+        target, length = dialect_of(x.device).target, x.shape[match.kwargs["dim"]]
+        # Inductor composes it, if the length is dynamic.
+        return target.simt and isinstance(length, int) and length > longest_kept(target)
 
     post_grad.prepare_softmax_extra_check = decide  # type: ignore[attr-defined]
 

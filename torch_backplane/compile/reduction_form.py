@@ -28,8 +28,6 @@ _LANES = 16
 _KEPT_ON_GPU = 16
 _KEPT_ON_CPU = 4096
 _LARGEST_TEAM = 256
-# Rows of at most this many elements can be kept on GPUs.
-LONGEST_KEPT = _LARGEST_TEAM * _KEPT_ON_GPU
 # Kernels of graphs sort up to this many elements.
 LONGEST_SORT = 256
 # The local memory of a work item for a sort: a key, an element, and its position (int16).
@@ -77,6 +75,11 @@ def choose_form(features: Any, target: Target, dimensions: int) -> ReductionForm
     if along_columns:
         return ReductionForm(tile=_LANES if dimensions == 1 and results >= _LANES else 1)
     return ReductionForm(lanes=_LANES if length >= 4 * _LANES else 1, kept=_kept(features, 1, _KEPT_ON_CPU))
+
+
+def longest_kept(target: Target) -> int:
+    """The number of elements of the longest row that a team keeps, on targets where work items run in lockstep."""
+    return target.group(_LARGEST_TEAM) * _KEPT_ON_GPU
 
 
 def _kept(features: Any, team: int, most: int) -> int:
