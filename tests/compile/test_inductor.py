@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import torch_backplane
 from torch_backplane import drivers
@@ -322,6 +323,84 @@ def test_tensors_on_the_cpu() -> None:
         found = compiled(x.to("bp"), y, torch.tensor(scale))
         torch.testing.assert_close(found[0], x * y)
         torch.testing.assert_close(found[1].cpu(), x * scale + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_scalars_on_the_cpu(dtype: torch.dtype) -> None:
+    compiled = torch.compile(_combine_with_scalar)
+    for number, dim in ((1.37, 0), (2.6, 1), (0.0, 0)):
+        x, scale = torch.randn(40, 70), torch.tensor(number).to(dtype)
+        found = compiled(x.to("bp"), scale, dim)
+        for one, expected in zip(found, _combine_with_scalar(x, scale, dim), strict=True):
+            assert one.dtype == expected.dtype
+            torch.testing.assert_close(one.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def _combine_with_scalar(x: torch.Tensor, scale: torch.Tensor, dim: int) -> list[torch.Tensor]:
+    """Elementwise, in a reduction along rows or columns, after it, and in a conditional."""
+    return [x + scale, scale * x, (x * scale + 1).sum(dim), x.sum(dim) * scale, torch.cat([x * scale, x + 2]).sum(dim)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_dtypes_without_kernels(dtype: torch.dtype) -> None:
+    def convert(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x * 2).to(dtype), x.to(dtype).float().sum(1) + 1, x.to(dtype).t()]
+
+    compiled = torch.compile(convert)
+    for shape in ((4, 5), (33, 70)):
+        x = torch.randn(shape)
+        for found, expected in zip(compiled(x.to("bp")), convert(x), strict=True):
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found.cpu().float(), expected.float())
+
+
+def test_rounding_of_numbers() -> None:
+    def add(x: torch.Tensor, number: float) -> list[torch.Tensor]:
+        return [x + round(number, -1), x + round(number, 0), x * round(number, 2)]
+
+    compiled = torch.compile(add, dynamic=True)
+    for number in (123.456, -17.251, 0.005):
+        x = torch.randn(5)
+        for found, expected in zip(compiled(x.to("bp"), number), add(x, number), strict=True):
+            torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_asserts_of_nan_and_infinity() -> None:
+    x = torch.rand(6, 50)
+    with inductor_config.patch({"nan_asserts": True}):
+        compiled = torch.compile(lambda x: torch.log(x).sum(1))
+        for k in range(4):
+            compiled((x + 0.5 + k).to("bp"))
+            with pytest.raises(AssertionError):
+                compiled((x - 2).to("bp"))
+            with pytest.raises(AssertionError):
+                compiled((x * 0).to("bp"))
+
+
+def test_settings_for_triton_do_not_matter() -> None:
+    x = torch.randn(3, 40, 30)
+    settings = {"triton.tile_reductions": True, "triton.prefer_nd_tiling": True, "triton.max_tiles": 3}
+    for patched in (settings, {"triton.descriptive_names": False, "triton.unique_kernel_names": True}):
+        torch._dynamo.reset()
+        with inductor_config.patch(patched):
+            found = torch.compile(lambda x: torch.var_mean(x.transpose(1, 2) * 2, (0, 2)))(x.to("bp"))
+        for one, expected in zip(found, torch.var_mean(x.transpose(1, 2) * 2, (0, 2)), strict=True):
+            torch.testing.assert_close(one.cpu(), expected)
+
+
+@needs_kernels
+def test_random_numbers_without_implicit_fallbacks() -> None:
+    def draw(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.dropout(x, 0.5), torch.rand_like(x), torch.randn(7, device="bp", dtype=torch.float64)]
+
+    x = torch.ones(100, device="bp")
+    with inductor_config.patch({"implicit_fallbacks": False}):
+        compiled = torch.compile(draw)
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            found = compiled(x)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(found, draw(x))
 
 
 CACHED = """

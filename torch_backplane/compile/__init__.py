@@ -71,6 +71,7 @@ def _lower(lowering: types.ModuleType) -> None:
     from torch_backplane.compile import flex_attention, inductor, random_numbers
 
     inductor.avoid_missing_atomics(lowering)
+    inductor.avoid_missing_dtypes(lowering)
     random_numbers.register_lowerings(lowering)
     inductor.make_templates(lowering)
     inductor.sort_for_topk(lowering)

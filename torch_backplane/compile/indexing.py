@@ -110,6 +110,12 @@ class IndexPrinter(ExprPrinter):
     def _print_RoundToInt(self, expr: Any) -> str:
         return f"(long)rint(({self.real})({self._print(expr.args[0])}))"
 
+    def _print_RoundDecimal(self, expr: Any) -> str:
+        number, digits = expr.args
+        power = self._print(sympy.Float(10 ** abs(int(digits))))
+        there, back = ("*", "/") if digits > 0 else ("/", "*")
+        return f"(rint(({self.real})({self._print(number)}) {there} {power}) {back} {power})"
+
     def _print_Float(self, expr: Any) -> str:
         return str(int(expr)) if expr == int(expr) else float(expr).hex() + ("f" if self.real == "float" else "")
 

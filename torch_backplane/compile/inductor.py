@@ -17,6 +17,7 @@ import torch
 from torch_backplane import _C, drivers
 from torch_backplane.compile import cpu_indices, flex_attention, random_numbers
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
+from torch_backplane.kernels.dtypes import FACTS
 from torch_backplane.preferences import preferred
 
 
@@ -58,6 +59,20 @@ def avoid_missing_atomics(module: ModuleType) -> None:
         return needs_fallback(dtype)
 
     module.needs_fallback_due_to_atomic_add_limitations = decide  # type: ignore[attr-defined]
+
+
+def avoid_missing_dtypes(lowering: ModuleType) -> None:
+    """Lets graphs on bp call PyTorch's operators for tensors of dtypes that kernels lack, such as float8.
+
+    `lowering` is `torch._inductor.lowering`.
+    """
+    is_unsupported: Callable[..., bool] = lowering.unsupported_input_tensor  # type: ignore[attr-defined]
+
+    @functools.wraps(is_unsupported)
+    def decide(t: torch.Tensor, node: Any = None) -> bool:
+        return (t.device.type == "bp" and t.dtype not in FACTS) or is_unsupported(t, node)
+
+    lowering.unsupported_input_tensor = decide  # type: ignore[attr-defined]
 
 
 def make_templates(lowering: ModuleType) -> None:

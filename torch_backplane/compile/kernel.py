@@ -227,12 +227,12 @@ class GraphKernel(SIMDKernel[Variable]):
     def load(self, name: str, index: sympy.Expr) -> Variable:
         pointer = self.args.input(name)
         dtype = V.graph.get_dtype(name)
+        self.used_dtypes.add(dtype)
         if should_unwrap_unspec_arg(name):  # a CPU scalar, which is an argument by value
-            self.used_dtypes.add(dtype)
-            return self.create_cse_var(pointer, ValueRanges.unknown(), dtype, ())
+            buffer = self.outside if self.inside_reduction else self.loads
+            return self.declare(self.dialect.decode(pointer, dtype), value_dtype(dtype), buffer)
         indirect = self.is_indirect_indexing(index)
         index = self.prepare_indexing(index)
-        self.used_dtypes.add(dtype)
         buffer = self.loads
         if self.inside_reduction and not indirect and not self._depends_on_reduction(index) and not self._is_scoped():
             buffer = self.outside
@@ -702,6 +702,14 @@ class GraphKernel(SIMDKernel[Variable]):
 
     def call_kernel(self, name: str, node: ir.IRNode | None = None, deallocate_ws: bool = True) -> None:
         V.graph.wrapper_code.writeline(f"{name}.run({', '.join(self.call_arguments(name))})")
+
+    def codegen_nan_check(self) -> None:
+        """Statements that check the kernel's buffers after it ran, for `torch._inductor.config.nan_asserts`."""
+        _, call_args, arguments, _ = self.args.python_argdefs()
+        for given, argument in zip(call_args, arguments, strict=True):
+            if hasattr(argument, "buffer") and not should_unwrap_unspec_arg(argument.buffer):
+                for kind in ("isnan", "isinf"):
+                    V.graph.wrapper_code.writeline(f"assert not {given}.{kind}().any().item()")
 
     def call_arguments(self, name: str, without: str = "") -> list[str]:
         """The arguments of the kernel's `run` in the wrapper: buffers but `without`, numbers and sizes."""

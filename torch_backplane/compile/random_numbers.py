@@ -210,7 +210,10 @@ def keep_order(operations: Sequence[Any]) -> None:
 
 
 def register_lowerings(lowering: ModuleType) -> None:
-    """Lets fused kernels compute the numbers."""
+    """Lets fused kernels compute the numbers. Graphs call the operators that reserve or draw them."""
+    for operator in (torch.ops.backplane.random_state, torch.ops.backplane.eager_random):
+        lowering.make_fallback(operator)  # type: ignore[attr-defined]
+
     from torch._inductor import ir
     from torch._inductor.virtualized import ops
 

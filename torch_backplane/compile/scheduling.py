@@ -30,9 +30,9 @@ class GraphScheduling(SIMDScheduling):
 
     @classmethod
     def compute_tiling_strategy(cls, *given: Any) -> Any:
-        """As for other devices, with at most two dimensions, the reduced one included."""
+        """As for other devices, with at most two dimensions, and one reduced dimension, which is one of the two."""
         most = min(2, config.triton.max_tiles or 2)
-        with config.patch({"triton.max_tiles": most}):
+        with config.patch({"triton.max_tiles": most, "triton.tile_reductions": False}):
             return super().compute_tiling_strategy(*given)
 
     def can_fuse(self, node1: Any, node2: Any) -> bool:
@@ -70,8 +70,9 @@ class GraphScheduling(SIMDScheduling):
         wrapper = V.graph.wrapper_code
         if src_code in wrapper.src_to_kernel:
             return wrapper.src_to_kernel[src_code]
-        fused = get_fused_kernel_name(node_schedule, config.triton.descriptive_names)
-        name = "_".join(["bp", fused, wrapper.next_kernel_suffix()])
+        kind = config.triton.descriptive_names
+        fused = [get_fused_kernel_name(node_schedule, kind)] if kind else []
+        name = "_".join(["bp", *fused, wrapper.next_kernel_suffix()])
         wrapper.src_to_kernel[src_code] = name
         origins, detailed = get_kernel_metadata(node_schedule, wrapper)
         definition = f"bp_compile.define_kernel({src_code.replace('KERNEL_NAME', name)})"
