@@ -223,16 +223,18 @@ def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
     return property(read, None if split_k else write)
 
 
-def _never(name: str) -> property:
+def _fp32_precision(family: str) -> property:
+    return property(
+        lambda _: preferences.float32_precision(family),
+        lambda _, value: preferences.set_float32_precision(family, value),
+    )
+
+
+def _allow_tf32(family: str) -> property:
     def write(_: object, value: bool) -> None:
-        if _bool(name, value):
-            _changes_nothing(name, value)
+        preferences.set_float32_precision(family, "tf32" if _bool("allow_tf32", value) else "ieee")
 
-    return property(lambda _: False, write)
-
-
-def _changes_nothing(name: str, value: object) -> None:
-    warnings.warn(f"matmul.{name} = {value!r} has no effect: kernels accumulate products in float32", stacklevel=3)
+    return property(lambda _: preferences.float32_precision(family) == "tf32", write)
 
 
 class _Products:
@@ -243,13 +245,17 @@ class _Products:
             sum among groups can round the partial sums to float16 or bfloat16. Unlike in CUDA, the default is False:
             partial sums are kept in float32 together with their rounding errors. Can also be set to a pair of bools,
             (allow_reduced_precision, allow_splitk); the second says whether sums can be divided. If not, libraries
-            of drivers are not used, as they can divide sums. cuBLAS does not round partial sums, whatever the setting.
+            that can divide sums are not used.
         allow_fp16_reduced_precision_reduction_split_k, allow_bf16_reduced_precision_reduction_split_k: whether sums can
             be divided. Read-only.
-        fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Setting another value gives a
-            warning and has no effect, as kernels and cuBLAS compute float32 products in float32, and accumulate those
-            of float16 and bfloat16 in float32. For products that the host computes, use
+        fp32_precision: "tf32" if libraries can round the operands of float32 and complex64 products to TF32, which has
+            10 bits after the point, else "ieee". Until it is set, and after "none" was, it is what PyTorch allows
+            CUDA: torch.set_float32_matmul_precision("high") allows it. cuBLAS uses it on GPUs of compute capability
+            8.0 or later. Generated kernels compute float32 in float32. For products that the host computes, use
             torch.backends.mkldnn.matmul.fp32_precision.
+        allow_tf32: whether `fp32_precision` is "tf32".
+        allow_fp16_accumulation: whether libraries can accumulate float16 products in float16; False by default. cuBLAS
+            does. Generated kernels accumulate in float32.
     """
 
     __slots__ = ()
@@ -258,21 +264,12 @@ class _Products:
     allow_bf16_reduced_precision_reduction = _of_sums(torch.bfloat16, False)
     allow_bf16_reduced_precision_reduction_split_k = _of_sums(torch.bfloat16, True)
 
-    @property
-    def fp32_precision(self) -> str:
-        """The precision of float32 products: always "ieee"."""
-        return "ieee"
-
-    @fp32_precision.setter
-    def fp32_precision(self, value: str) -> None:
-        accepted = ("none", "ieee", "tf32", "bf16")
-        if value not in accepted:
-            raise ValueError(f"fp32_precision must be one of {', '.join(accepted)}, but got {value!r}")
-        if value not in ("none", "ieee"):
-            _changes_nothing("fp32_precision", value)
-
-    allow_tf32 = _never("allow_tf32")
-    allow_fp16_accumulation = _never("allow_fp16_accumulation")
+    fp32_precision = _fp32_precision("products")
+    allow_tf32 = _allow_tf32("products")
+    allow_fp16_accumulation = property(
+        lambda _: preferences.half_sums(),
+        lambda _, value: preferences.allow_half_sums(_bool("allow_fp16_accumulation", value)),
+    )
 
 
 matmul = _Products()
@@ -350,7 +347,32 @@ def _bool(name: str, value: object) -> bool:
     return value
 
 
-conv = _Switches("convolutions")
+class _Convolutions(_Switches):
+    """Settings of convolutions.
+
+    Attributes:
+        fp32_precision: "tf32" if libraries can round the operands of float32 convolutions to TF32, else "ieee". Until
+            it is set, and after "none" was, it is what PyTorch allows CUDA, which is "tf32" by default. cuDNN uses it
+            on GPUs of compute capability 8.0 or later. Generated kernels compute float32 in float32.
+        allow_tf32: whether `fp32_precision` is "tf32".
+    """
+
+    __slots__ = ()
+    fp32_precision = _fp32_precision("convolutions")
+    allow_tf32 = _allow_tf32("convolutions")
+
+    @contextmanager
+    def flags(self, enabled: bool = True, benchmark: bool = False, allow_tf32: bool | None = None) -> Iterator[None]:
+        """Context manager that sets `enabled`, `benchmark` and `allow_tf32`, and restores them on exit.
+
+        If `allow_tf32` is None, it is not changed.
+        """
+        given = None if allow_tf32 is None else "tf32" if _bool("allow_tf32", allow_tf32) else "ieee"
+        with super().flags(enabled, benchmark), preferences.computing_float32_in("convolutions", given):
+            yield
+
+
+conv = _Convolutions("convolutions")
 rnn = _Switches("recurrent layers")
 fft = _Switches("transforms")
 

@@ -247,6 +247,18 @@ void advance_configuration_epoch() {
   epoch.fetch_add(1);
 }
 
+uint64_t float32_in_tf32() {
+  const auto allows = [](at::Float32Op op) {
+    return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+  };
+  return uint64_t{allows(at::Float32Op::MATMUL)} | uint64_t{allows(at::Float32Op::CONV)} << 1;
+}
+
+void add_tf32(Signature& signature, uint64_t tf32) {
+  signature.words.push_back(tf32);
+  signature.hash = hash_of<int64_t>(signature.sizes, hash_of_class(signature));
+}
+
 const char* read_call(
     c10::ArrayRef<c10::IValue> arguments,
     const std::vector<ArgumentFacts>& facts,
@@ -262,6 +274,9 @@ const char* read_call(
     if (facts[i].is_generator) {
       call.generator = &arguments[i];
     }
+  }
+  if (call.tf32.has_value()) {
+    signature.words.push_back(*call.tf32);
   }
   signature.hash = hash_of<int64_t>(signature.sizes, hash_of_class(signature));
   return reader.problem();

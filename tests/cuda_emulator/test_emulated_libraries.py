@@ -12,7 +12,7 @@ import driver_api as api
 import pytest
 
 FLOAT, COMPLEX = 0, 4  # cudaDataType
-COMPUTE_FLOAT = 68
+COMPUTE_HALF, COMPUTE_FLOAT, COMPUTE_TF32 = 64, 68, 77
 NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, NOT_SUPPORTED = 1, 7, 13, 15  # cublasStatus_t
 # cufftResult
 INVALID_PLAN, INVALID_ARGUMENT, INTERNAL_ERROR, UNALIGNED_DATA, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 5, 9, 11, 13
@@ -83,7 +83,10 @@ def test_products_check_their_arguments(cublas: Call, second: int) -> None:
         assert product(cublas, handle, **good | {name: least - 1}) == INVALID_VALUE
     assert product(cublas, handle, **good | {"a_operation": 1}) == INVALID_VALUE  # then 3 rows
     assert product(cublas, handle, **good | {"c_type": COMPLEX}) == NOT_SUPPORTED
-    assert product(cublas, handle, **good | {"compute": 70}) == NOT_SUPPORTED
+    for compute in (70, COMPUTE_HALF):
+        assert product(cublas, handle, **good | {"compute": compute}) == NOT_SUPPORTED
+    assert cublas("cublasSetMathMode", handle, 0) == cublas("cublasSetMathMode", handle, 16) == 0
+    assert cublas("cublasSetMathMode", handle, 8) == NOT_SUPPORTED
     assert product(cublas, 4096, **good) == NOT_INITIALIZED
     assert cublas("cublasSetWorkspace_v2", handle, memory + 8, 1024) == INVALID_VALUE
     assert cublas("cublasSetWorkspace_v2", handle, ctypes.addressof(host) // 256 * 256, 1024) == INVALID_VALUE
@@ -91,6 +94,20 @@ def test_products_check_their_arguments(cublas: Call, second: int) -> None:
     assert product(cublas, handle, **good) == EXECUTION_FAILED
     api.call("cuCtxSetCurrent", 0)
     assert cublas("cublasCreate_v2", ctypes.byref(ctypes.c_uint64())) == NOT_INITIALIZED
+
+
+def test_products_in_tf32(cublas: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, memory = made_handle(cublas), api.allocate(4096)
+    given = {"m": 1, "n": 1, "k": 1, "b_columns": 1, "a": memory, "b": memory + 512, "c": memory + 1024}
+    api.write(memory, floats(1 + 2**-10 + 2**-12))
+    api.write(memory + 512, floats(1))
+    for override, expected in (("1", 1 + 2**-10), ("0", 1 + 2**-10 + 2**-12)):
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+        assert product(cublas, handle, **given, compute=COMPUTE_TF32) == 0
+        api.call("cuCtxSynchronize")
+        assert api.read(memory + 1024, 4) == floats(expected)
+    double = dict.fromkeys(("a_type", "b_type", "c_type"), 1)
+    assert product(cublas, handle, **given, **double, compute=COMPUTE_TF32) == NOT_SUPPORTED
 
 
 def made_plan(cufft: Call, *sizes: int, batch: int = 1) -> tuple[int, int]:

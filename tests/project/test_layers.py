@@ -18,7 +18,7 @@ CSRC = (
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
-    "tuning": {"_C", "_release"},
+    "tuning": {"_C", "_release", "preferences"},
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},

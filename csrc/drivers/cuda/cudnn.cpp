@@ -121,8 +121,10 @@ enum Integer : size_t {
   kStride = kWindow + 3,
   kPadding = kStride + 3,
   kDilation = kPadding + 3,
-  kIntegers = kDilation + 3,
+  kAllowed = kDilation + 3,
+  kIntegers,
 };
+constexpr int64_t kTf32 = 1; // of kAllowed
 enum Pass : int64_t { kForward = 0, kOfImage = 1, kOfWeight = 2 };
 
 // The key of a plan.
@@ -320,7 +322,7 @@ std::vector<Descriptor> configs_of(const Descriptor& graph, int mode) {
   return configs;
 }
 
-// Whether an engine computes with the precision of the dtype, and in a fixed order.
+// Whether an engine computes with the precision of the dtype, or one that is allowed, and in a fixed order.
 bool is_acceptable(const Descriptor& config, const Shape& shape) {
   Descriptor engine(kEngine);
   void* pointer = engine.get();
@@ -330,7 +332,8 @@ bool is_acceptable(const Descriptor& config, const Shape& shape) {
   const auto end = notes.begin() + std::min<int64_t>(count, kAllNotes);
   const auto has = [&notes, end](Note note) { return std::find(notes.begin(), end, note) != end; };
   const bool is_float = kNumberTypes.at(shape.type).type == kFloatNumbers; // tensor cores compute it in TF32
-  return !has(kConvertsInputs) && !has(kNondeterministic) && !(is_float && has(kTensorCore));
+  const bool can_use_tensor_cores = !is_float || (shape.integers[kAllowed] & kTf32) != 0;
+  return !has(kConvertsInputs) && !has(kNondeterministic) && (can_use_tensor_cores || !has(kTensorCore));
 }
 
 // An execution plan. It must be used by one thread at a time.

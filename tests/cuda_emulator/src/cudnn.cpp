@@ -1,7 +1,8 @@
 // libcudnn: convolutions by its graph API, in host memory.
 //
 // A graph of one convolution has three engine configurations. A plan of the first one cannot be finalized. The second
-// one is noted for what gives other numbers, and gives some. The third one computes the convolution.
+// one is noted for what gives other numbers: it computes float32 in TF32, and gives some in other dtypes. The third one
+// computes the convolution.
 
 #include <algorithm>
 #include <limits>
@@ -283,6 +284,22 @@ void execute(const Convolution& of, char* weight, char* image, char* values) {
   execute(of, reinterpret_cast<T*>(weight), reinterpret_cast<T*>(image), reinterpret_cast<T*>(values));
 }
 
+// Computes float32 as tensor cores do.
+void execute_in_tf32(const Convolution& of, std::vector<char*> memory) {
+  std::vector<float> copies[3];
+  const Tensor* const tensors[] = {&of.weight, &of.image, &of.values};
+  const int result = of.kind == kForward ? 2 : of.kind == kOfImage ? 1 : 0;
+  for (int i = 0; i < 3 && uses_tf32(); ++i) {
+    if (i != result) {
+      const auto* const given = reinterpret_cast<const float*>(memory[i]);
+      copies[i].assign(given, given + tensors[i]->elements());
+      std::transform(copies[i].begin(), copies[i].end(), copies[i].begin(), [](float one) { return tf32(one); });
+      memory[i] = reinterpret_cast<char*>(copies[i].data());
+    }
+  }
+  execute<float>(of, memory[0], memory[1], memory[2]);
+}
+
 // Whether no descriptor that the plan uses was destroyed.
 bool is_alive(const Descriptor& of) {
   return std::all_of(
@@ -534,7 +551,9 @@ API cudnnBackendExecute(Handle* given, Descriptor* plan_given, Descriptor* pack_
   const auto work = [of, found, workspace, bytes = plan->workspace, engine = plan->engine] {
     memset(workspace, 0xff, bytes); // it is not free for others
     const int type = of.image.type;
-    if (engine == 1) { // the numbers that its note allows
+    if (engine == 1 && type == 0) {
+      execute_in_tf32(of, found);
+    } else if (engine == 1) { // the numbers that its note allows
       memset(found[of.kind == kForward ? 2 : of.kind == kOfImage ? 1 : 0], 0x11, of.result().bytes());
     } else if (type == 0) {
       execute<float>(of, found[0], found[1], found[2]);

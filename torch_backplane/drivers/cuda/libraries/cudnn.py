@@ -50,7 +50,12 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
         capability: its compute capability.
     """
     found = {getattr(torch, name): address for name, address in _C.cudnn_convolutions(dict(functions), index).items()}
-    routine = Routine(addresses=found, guard=partial(_guard, index), workspace=partial(_workspace, index))
+    routine = Routine(
+        addresses=found,
+        guard=partial(_guard, index),
+        workspace=partial(_workspace, index),
+        tf32=capability >= (8, 0),
+    )
     return Library(name=PRODUCT.name, routines={"convolution": routine}, explain=_explain)
 
 
