@@ -26,7 +26,7 @@ from torch_backplane import _C, plans
 warnings.simplefilter("error")
 torch.manual_seed(0)
 bp = torch.backends.bp
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 attend = F.scaled_dot_product_attention
 
 def made(batch, heads, shared, queries, keys, columns, value_columns, dtype=torch.float16):
