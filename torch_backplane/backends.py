@@ -23,6 +23,8 @@ __all__ = [
     "blas_workspace_size",
     "can_use_flash_attention",
     "conv",
+    "cudnn_sdp_enabled",
+    "enable_cudnn_sdp",
     "enable_flash_sdp",
     "enable_math_sdp",
     "enable_overrideable_sdp",
@@ -93,13 +95,14 @@ def preferred_blas_library(backend: str | None = None) -> str:
 def preferred_attention_library(backend: str | None = None) -> str:
     """Return the preferred library for attention and its gradients, or set it.
 
-    Calls that the preferred library does not support, for example with dropout, use the other one. If neither supports
+    Calls that the preferred library does not support, for example with dropout, use another one. If none supports
     a call, PyTorch composes it of products and a softmax (see `can_use_flash_attention`).
 
     Args:
         backend: the library to prefer from now on; None changes nothing. "default": the library with the least expected
-            cost. "host": PyTorch's CPU library, on processors whose memory the host can access. "generated":
-            Backplane's kernels.
+            cost. "host": PyTorch's CPU library, on processors whose memory the host can access. "driver": a library
+            that the device's driver provides: cuDNN on CUDA. If no driver provides one, a warning is given.
+            "generated": Backplane's kernels.
 
     Returns:
         The preferred library.
@@ -108,7 +111,7 @@ def preferred_attention_library(backend: str | None = None) -> str:
         ValueError: `backend` is none of these.
     """
     if backend is not None:
-        preferences.prefer("attention", backend)
+        _prefer("attention", backend, "attention")
     return preferences.preferred("attention")
 
 
@@ -134,6 +137,7 @@ def preferred_fft_library(backend: str | None = None) -> str:
 _INSTALL = {
     "matmul": "CLBlast for OpenCL (apt-get install libclblast1) or cuBLAS for CUDA (pip install nvidia-cublas)",
     "fft": "VkFFT for OpenCL (pip install pyvkfft) or cuFFT for CUDA (pip install nvidia-cufft)",
+    "attention": "cuDNN for CUDA (pip install nvidia-cudnn-cu13)",
     "lu": "cuSOLVER for CUDA (pip install nvidia-cusolver)",
 }
 
@@ -466,6 +470,24 @@ class verbose:
 
 # Attention. These are PyTorch's global switches; torch.nn.attention.sdpa_kernel sets them, too. A bp device has one
 # fused attention, which SDPBackend.FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE all select.
+# A driver's library computes it only if CUDNN_ATTENTION is enabled.
+
+
+def cudnn_sdp_enabled() -> bool:
+    """Return whether a driver's library, such as cuDNN, may compute fused attention (SDPBackend.CUDNN_ATTENTION)."""
+    return torch._C._get_cudnn_sdp_enabled()
+
+
+def enable_cudnn_sdp(enabled: bool) -> None:
+    """Enable or disable fused attention under the name SDPBackend.CUDNN_ATTENTION.
+
+    Fused attention is used if one of the names that select it is enabled. If this one is disabled, no library of the
+    driver computes it.
+
+    Args:
+        enabled: whether to enable it.
+    """
+    torch._C._set_sdp_use_cudnn(enabled)
 
 
 def flash_sdp_enabled() -> bool:

@@ -24,7 +24,7 @@ DEFAULT = "default"
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "driver", "generated"),
-    "attention": ("host", "generated"),
+    "attention": ("host", "driver", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
     # Here "host" copies if the host cannot access the memory.

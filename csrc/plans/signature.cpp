@@ -268,6 +268,7 @@ const char* read_call(
   signature.words.push_back(
       configuration_epoch() << 24 | static_cast<uint64_t>(call.device) << 16 |
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 8 |
+      uint64_t{at::globalContext().userEnabledCuDNNSDP()} << 1 | // operators/library_attention.py
       uint64_t{at::globalContext().deterministicAlgorithms()});
   for (size_t i = 0; i < arguments.size(); ++i) {
     reader.read(arguments[i], facts[i]);

@@ -15,6 +15,7 @@ QUICK = {
     "test_a_graph_with_library_calls_is_one_cuda_graph",
     "test_addresses_are_cudas",
     "test_an_illegal_access_loses_the_device",
+    "test_attention_calls_the_library",
     "test_convolutions_call_the_library",
     "test_decompositions_and_solutions_call_the_libraries",
     "test_findings_are_errors_of_the_device",

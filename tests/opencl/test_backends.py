@@ -262,7 +262,7 @@ def test_preferred_attention_library() -> None:
         plan_text = plans.explain(attend, *on_device)
         assert ("launch bp_attention" in plan_text) == (name == "generated"), plan_text
         assert ("host_attention" in plan_text) == (name == "host"), plan_text
-    with pytest.raises(ValueError, match="accepted are default, host, generated"):
+    with pytest.raises(ValueError, match="accepted are default, host, driver, generated"):
         preferred("flash")
     assert preferred() == "host"
 
@@ -345,7 +345,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
 @_as_it_was()
 def test_attention_switches_are_those_of_pytorch() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
-    for name in ("flash", "math", "overrideable"):
+    for name in ("flash", "math", "overrideable", "cudnn"):
         asked, change = getattr(panel, f"{name}_sdp_enabled"), getattr(panel, f"enable_{name}_sdp")
         assert asked()
         change(False)

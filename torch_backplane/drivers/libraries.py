@@ -17,10 +17,21 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
+def _strides(*tensors: str) -> tuple[str, ...]:
+    return tuple(f"{tensor}_{axis}" for tensor in tensors for axis in ("batch", "head", "row"))
+
+
+_ATTENTION = (
+    "causal", "has_bias", "batch", "heads", "key_heads", "queries", "keys", "columns", "value_columns",
+    *_strides("query", "key", "value", "bias", "out"),
+)  # fmt: skip
+
+
 class Family(NamedTuple):
     """A family of routines: what they compute, and the names of their arguments in order.
 
-    The first memory argument is the result. Routines only read the others, unless the family specifies otherwise.
+    The first memory argument is the result. Routines only read the others, unless the family specifies otherwise
+    (docs/driver-contract.md).
     Numbers have the dtype of the routine, but float32 for float16 and bfloat16. A complex number is two numbers, its
     real and its imaginary part.
     """
@@ -83,7 +94,20 @@ FAMILIES: Mapping[str, Family] = {
             "dilation_depth", "dilation_height", "dilation_width", "allowed",
         ),
     ),
-    "attention": Family("attention"),
+    "attention": Family(
+        "attention",
+        memory=("out", "logarithm", "query", "key", "value", "bias"),
+        numbers=("scale",),
+        integers=_ATTENTION,
+    ),
+    "attention_backward": Family(
+        "gradients of attention",
+        memory=(
+            "query_grad", "key_grad", "value_grad", "grad", "query", "key", "value", "bias", "out", "logarithm",
+        ),
+        numbers=("scale",),
+        integers=(*_ATTENTION, *_strides("grad", "query_grad", "key_grad", "value_grad")),
+    ),
     "rnn": Family("recurrent layers"),
     "sort": Family("sorting"),
     "collectives": Family("collective communication"),
