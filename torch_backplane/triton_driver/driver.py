@@ -1,9 +1,9 @@
-"""Triton's driver for bp devices. Imported when Triton is."""
+"""Triton's driver for bp devices. Imported when Triton is; the launcher is imported when Triton uses the driver."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -11,7 +11,9 @@ from triton.backends.driver import DriverBase
 
 from torch_backplane import accelerator, drivers
 from torch_backplane.drivers import TritonTarget
-from torch_backplane.triton_driver.launcher import Binary, Launcher, refuse_in_traces
+
+if TYPE_CHECKING:
+    from torch_backplane.triton_driver.launcher import Binary
 
 _BENCHMARK_CACHE = 256 << 20  # bytes, as in Triton's own drivers: more than the L2 cache of any GPU
 
@@ -51,6 +53,8 @@ class Utilities:
         Raises:
             Exception: the device cannot load the binary.
         """
+        from torch_backplane.triton_driver.launcher import Binary
+
         loads: Any = drivers.device(device)
         resources = loads.kernel_resources(loads.load(binary, name)) or drivers.KernelResources()
         loaded = Binary(device, name, binary)
@@ -65,8 +69,14 @@ class Utilities:
 class BackplaneDriver(DriverBase):  # type: ignore[misc]
     """Triton's driver for bp: the current device and stream are those of `torch.bp`."""
 
-    launcher_cls = Launcher
     utils = Utilities
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch_backplane.triton_driver import launcher  # imports the kernel generator, which is slow
+
+        self.launcher_cls = launcher.Launcher
+        self._refuse_in_traces = launcher.refuse_in_traces
 
     @staticmethod
     def is_active() -> bool:
@@ -82,10 +92,9 @@ class BackplaneDriver(DriverBase):  # type: ignore[misc]
             return False
         return any(drivers.device(index).triton_target for index in range(accelerator.device_count()))
 
-    @staticmethod
-    def get_current_device() -> int:
+    def get_current_device(self) -> int:
         """Return the index of the current bp device."""
-        refuse_in_traces()
+        self._refuse_in_traces()
         return accelerator.current_device()
 
     @staticmethod
@@ -103,10 +112,9 @@ class BackplaneDriver(DriverBase):  # type: ignore[misc]
         """Return the compute capability of a device."""
         return drivers.device(device).properties.capability
 
-    @staticmethod
-    def get_current_target() -> GPUTarget:
+    def get_current_target(self) -> GPUTarget:
         """Return what Triton compiles for on the current device."""
-        target = triton_target(BackplaneDriver.get_current_device())
+        target = triton_target(self.get_current_device())
         return GPUTarget(target.backend, target.architecture, target.warp_size)
 
     @staticmethod
