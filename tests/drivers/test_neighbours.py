@@ -170,6 +170,7 @@ found.append(repr(dist.get_default_backend_for_device("cpu")))
 REPLACED = {
     "torch._higher_order_ops.associative_scan": ASSOCIATIVE_SCAN,
     "torch._higher_order_ops.associative_scan.associative_scan": ASSOCIATIVE_SCAN,
+    "torch._dynamo.variables.builder.VariableBuilder._wrap": INDUCTOR,
     "torch._inductor.compile_fx.compile_fx": INDUCTOR,
     "torch._inductor.fx_passes.joint_graph.replace_random_passes": INDUCTOR,
     "torch._inductor.fx_passes.post_grad.move_constructors_to_gpu": INDUCTOR,
@@ -177,6 +178,7 @@ REPLACED = {
     "torch._inductor.graph.GraphLowering.decide_layout_opt": INDUCTOR,
     "torch._inductor.ir.Scan.create": INDUCTOR,
     "torch._inductor.ir.Sort.create": INDUCTOR,
+    "torch._inductor.ir.UserDefinedTritonKernel.codegen": INDUCTOR,
     "torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations": INDUCTOR,
     "torch._inductor.scheduler.Scheduler.create_backend": INDUCTOR,
     "torch._inductor.utils.GPU_TYPES": INDUCTOR,
