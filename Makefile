@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.7.1
 export MAX_JOBS ?= $(shell nproc)
 
 # Parameters of the targets.
@@ -36,7 +37,7 @@ setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin T
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup soak demo demo-digits test test-slow test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup soak demo demo-digits test test-slow test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-triton test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas gpu gpu-wheels clean FORCE
 
 help: ## show this list
@@ -53,6 +54,7 @@ help: ## show this list
 	@echo "  GPU_PYTHON=3.12, GPU_PLATFORMS=...  the Python and platforms of wheels (gpu-wheels)"
 	@echo "  ARGS=...      further options of the command"
 	@echo "  TORCH=...     the torch to install (default $(TORCH))"
+	@echo "  TRITON=...    the Triton to install (test-triton; default $(TRITON))"
 	@echo "  PYTHON=...    the Python for .venv, and the one whose torch is used (gpu) (default $(PYTHON))"
 
 setup: $(ready) ## set up .venv and build
@@ -111,6 +113,15 @@ test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
 	TORCH_BACKPLANE_CUBLAS_LIBRARY=$$folder/libcublas.so.13 TORCH_BACKPLANE_CUFFT_LIBRARY=$$folder/libcufft.so.12 \
 	TORCH_BACKPLANE_CUDNN_LIBRARY=$$folder/libcudnn.so.9 TORCH_BACKPLANE_CUSOLVER_LIBRARY=$$folder/libcusolver.so.12 \
 		$(pytest) --on cuda $(quick) $(with_cuda_libraries) $(ARGS)
+
+# Triton is in a separate virtual environment, which takes torch and Backplane from .venv. It is a download of 190 MB.
+triton := build/triton
+test-triton: $(ready) ## tests of Triton kernels on emulated CUDA devices; installs Triton
+	$(python) -m venv --without-pip $(triton)
+	$(python) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$($(triton)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/backplane.pth"
+	$(triton)/bin/python -m pip install -q --no-deps $(TRITON)
+	PYTHONPATH=. $(triton)/bin/python -m pytest -q tests/cuda/test_cuda_triton.py $(ARGS)
 
 # Mesa takes long to build kernels.
 test-intel test-rusticl: test-%: $(ready) ## tests on Intel's or Mesa's OpenCL (half an hour each)

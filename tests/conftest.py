@@ -32,6 +32,8 @@ from opencl_platform import platform  # noqa: E402, F401  # a fixture
 
 # Before torch is imported, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before NVIDIA's libraries are loaded: no TF32, in which cuDNN computes convolutions by default.
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,6 +23,8 @@ __all__ = [
     "blas_workspace_size",
     "can_use_flash_attention",
     "conv",
+    "cudnn_sdp_enabled",
+    "enable_cudnn_sdp",
     "enable_flash_sdp",
     "enable_math_sdp",
     "enable_overrideable_sdp",
@@ -93,13 +95,14 @@ def preferred_blas_library(backend: str | None = None) -> str:
 def preferred_attention_library(backend: str | None = None) -> str:
     """Return the preferred library for attention and its gradients, or set it.
 
-    Calls that the preferred library does not support, for example with dropout, use the other one. If neither supports
+    Calls that the preferred library does not support, for example with dropout, use another one. If none supports
     a call, PyTorch composes it of products and a softmax (see `can_use_flash_attention`).
 
     Args:
         backend: the library to prefer from now on; None changes nothing. "default": the library with the least expected
-            cost. "host": PyTorch's CPU library, on processors whose memory the host can access. "generated":
-            Backplane's kernels.
+            cost. "host": PyTorch's CPU library, on processors whose memory the host can access. "driver": a library
+            that the device's driver provides: cuDNN on CUDA. If no driver provides one, a warning is given.
+            "generated": Backplane's kernels.
 
     Returns:
         The preferred library.
@@ -108,7 +111,7 @@ def preferred_attention_library(backend: str | None = None) -> str:
         ValueError: `backend` is none of these.
     """
     if backend is not None:
-        preferences.prefer("attention", backend)
+        _prefer("attention", backend, "attention")
     return preferences.preferred("attention")
 
 
@@ -134,6 +137,7 @@ def preferred_fft_library(backend: str | None = None) -> str:
 _INSTALL = {
     "matmul": "CLBlast for OpenCL (apt-get install libclblast1) or cuBLAS for CUDA (pip install nvidia-cublas)",
     "fft": "VkFFT for OpenCL (pip install pyvkfft) or cuFFT for CUDA (pip install nvidia-cufft)",
+    "attention": "cuDNN for CUDA (pip install nvidia-cudnn-cu13)",
     "lu": "cuSOLVER for CUDA (pip install nvidia-cusolver)",
 }
 
@@ -223,16 +227,18 @@ def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
     return property(read, None if split_k else write)
 
 
-def _never(name: str) -> property:
+def _fp32_precision(family: str) -> property:
+    return property(
+        lambda _: preferences.float32_precision(family),
+        lambda _, value: preferences.set_float32_precision(family, value),
+    )
+
+
+def _allow_tf32(family: str) -> property:
     def write(_: object, value: bool) -> None:
-        if _bool(name, value):
-            _changes_nothing(name, value)
+        preferences.set_float32_precision(family, "tf32" if _bool("allow_tf32", value) else "ieee")
 
-    return property(lambda _: False, write)
-
-
-def _changes_nothing(name: str, value: object) -> None:
-    warnings.warn(f"matmul.{name} = {value!r} has no effect: kernels accumulate products in float32", stacklevel=3)
+    return property(lambda _: preferences.float32_precision(family) == "tf32", write)
 
 
 class _Products:
@@ -243,13 +249,17 @@ class _Products:
             sum among groups can round the partial sums to float16 or bfloat16. Unlike in CUDA, the default is False:
             partial sums are kept in float32 together with their rounding errors. Can also be set to a pair of bools,
             (allow_reduced_precision, allow_splitk); the second says whether sums can be divided. If not, libraries
-            of drivers are not used, as they can divide sums. cuBLAS does not round partial sums, whatever the setting.
+            that can divide sums are not used.
         allow_fp16_reduced_precision_reduction_split_k, allow_bf16_reduced_precision_reduction_split_k: whether sums can
             be divided. Read-only.
-        fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Setting another value gives a
-            warning and has no effect, as kernels and cuBLAS compute float32 products in float32, and accumulate those
-            of float16 and bfloat16 in float32. For products that the host computes, use
+        fp32_precision: "tf32" if libraries can round the operands of float32 and complex64 products to TF32, which has
+            10 bits after the point, else "ieee". Until it is set, and after "none" was, it is what PyTorch allows
+            CUDA: torch.set_float32_matmul_precision("high") allows it. cuBLAS uses it on GPUs of compute capability
+            8.0 or later. Generated kernels compute float32 in float32. For products that the host computes, use
             torch.backends.mkldnn.matmul.fp32_precision.
+        allow_tf32: whether `fp32_precision` is "tf32".
+        allow_fp16_accumulation: whether libraries can accumulate float16 products in float16; False by default. cuBLAS
+            does. Generated kernels accumulate in float32.
     """
 
     __slots__ = ()
@@ -258,21 +268,12 @@ class _Products:
     allow_bf16_reduced_precision_reduction = _of_sums(torch.bfloat16, False)
     allow_bf16_reduced_precision_reduction_split_k = _of_sums(torch.bfloat16, True)
 
-    @property
-    def fp32_precision(self) -> str:
-        """The precision of float32 products: always "ieee"."""
-        return "ieee"
-
-    @fp32_precision.setter
-    def fp32_precision(self, value: str) -> None:
-        accepted = ("none", "ieee", "tf32", "bf16")
-        if value not in accepted:
-            raise ValueError(f"fp32_precision must be one of {', '.join(accepted)}, but got {value!r}")
-        if value not in ("none", "ieee"):
-            _changes_nothing("fp32_precision", value)
-
-    allow_tf32 = _never("allow_tf32")
-    allow_fp16_accumulation = _never("allow_fp16_accumulation")
+    fp32_precision = _fp32_precision("products")
+    allow_tf32 = _allow_tf32("products")
+    allow_fp16_accumulation = property(
+        lambda _: preferences.half_sums(),
+        lambda _, value: preferences.allow_half_sums(_bool("allow_fp16_accumulation", value)),
+    )
 
 
 matmul = _Products()
@@ -350,7 +351,32 @@ def _bool(name: str, value: object) -> bool:
     return value
 
 
-conv = _Switches("convolutions")
+class _Convolutions(_Switches):
+    """Settings of convolutions.
+
+    Attributes:
+        fp32_precision: "tf32" if libraries can round the operands of float32 convolutions to TF32, else "ieee". Until
+            it is set, and after "none" was, it is what PyTorch allows CUDA, which is "tf32" by default. cuDNN uses it
+            on GPUs of compute capability 8.0 or later. Generated kernels compute float32 in float32.
+        allow_tf32: whether `fp32_precision` is "tf32".
+    """
+
+    __slots__ = ()
+    fp32_precision = _fp32_precision("convolutions")
+    allow_tf32 = _allow_tf32("convolutions")
+
+    @contextmanager
+    def flags(self, enabled: bool = True, benchmark: bool = False, allow_tf32: bool | None = None) -> Iterator[None]:
+        """Context manager that sets `enabled`, `benchmark` and `allow_tf32`, and restores them on exit.
+
+        If `allow_tf32` is None, it is not changed.
+        """
+        given = None if allow_tf32 is None else "tf32" if _bool("allow_tf32", allow_tf32) else "ieee"
+        with super().flags(enabled, benchmark), preferences.computing_float32_in("convolutions", given):
+            yield
+
+
+conv = _Convolutions("convolutions")
 rnn = _Switches("recurrent layers")
 fft = _Switches("transforms")
 
@@ -444,6 +470,24 @@ class verbose:
 
 # Attention. These are PyTorch's global switches; torch.nn.attention.sdpa_kernel sets them, too. A bp device has one
 # fused attention, which SDPBackend.FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE all select.
+# A driver's library computes it only if CUDNN_ATTENTION is enabled.
+
+
+def cudnn_sdp_enabled() -> bool:
+    """Return whether a driver's library, such as cuDNN, may compute fused attention (SDPBackend.CUDNN_ATTENTION)."""
+    return torch._C._get_cudnn_sdp_enabled()
+
+
+def enable_cudnn_sdp(enabled: bool) -> None:
+    """Enable or disable fused attention under the name SDPBackend.CUDNN_ATTENTION.
+
+    Fused attention is used if one of the names that select it is enabled. If this one is disabled, no library of the
+    driver computes it.
+
+    Args:
+        enabled: whether to enable it.
+    """
+    torch._C._set_sdp_use_cudnn(enabled)
 
 
 def flash_sdp_enabled() -> bool:

@@ -24,7 +24,7 @@ DEFAULT = "default"
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "driver", "generated"),
-    "attention": ("host", "generated"),
+    "attention": ("host", "driver", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
     # Here "host" copies if the host cannot access the memory.
@@ -92,6 +92,70 @@ def divide(dtype: torch.dtype, how: Divided) -> None:
     """Sets how products of float16 or bfloat16 divide their sums, on all devices."""
     if _divided[dtype] != how:
         _divided[dtype] = how
+        _C.advance_configuration_epoch()
+
+
+PRECISIONS = ("none", "ieee", "tf32")
+_float32 = {"products": "none", "convolutions": "none"}
+_half_sums = False
+
+
+def float32_precision(family: str) -> str:
+    """The precision in which libraries may compute float32: "ieee" or "tf32".
+
+    If it was not set, it is what PyTorch allows CUDA, which `torch.set_float32_matmul_precision` also sets.
+
+    Args:
+        family: "products" or "convolutions".
+    """
+    if _float32[family] != "none":
+        return _float32[family]
+    return "tf32" if _C.float32_in_tf32()[tuple(_float32).index(family)] else "ieee"
+
+
+def has_float32_precision(family: str) -> bool:
+    """Whether float32 has a precision in a family of operators."""
+    return family in _float32
+
+
+def set_float32_precision(family: str, precision: str) -> None:
+    """Sets the precision on all devices.
+
+    Args:
+        family: "products" or "convolutions".
+        precision: one of PRECISIONS; "none" for that of PyTorch.
+
+    Raises:
+        ValueError: `precision` is none of these.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"fp32_precision must be one of {', '.join(PRECISIONS)}, but got {precision!r}")
+    if precision != _float32[family]:
+        _float32[family] = precision
+        _C.advance_configuration_epoch()
+
+
+@contextmanager
+def computing_float32_in(family: str, precision: str | None) -> Iterator[None]:
+    """Context manager that sets the precision, unless it is None, and restores it on exit."""
+    before = _float32[family]
+    set_float32_precision(family, before if precision is None else precision)
+    try:
+        yield
+    finally:
+        set_float32_precision(family, before)
+
+
+def half_sums() -> bool:
+    """Whether libraries may accumulate float16 products in float16."""
+    return _half_sums
+
+
+def allow_half_sums(allowed: bool) -> None:
+    """Sets whether libraries may accumulate float16 products in float16, on all devices."""
+    global _half_sums
+    if allowed != _half_sums:
+        _half_sums = allowed
         _C.advance_configuration_epoch()
 
 

@@ -396,7 +396,7 @@ class DriverDevice final : public Device {
   }
 
   // Throws if a launch with these attributes is not possible. The kernel's static shared memory is only known when it
-  // is built, so execute() checks the sum.
+  // is built, so execute() checks the sum. Binaries can have another limit than generated kernels.
   void check_attributes(const LaunchSpec& spec, const DriverKernel& kernel) const {
     TORCH_CHECK_NOT_IMPLEMENTED(
         launches_with_attributes_, "bp:", static_cast<int>(index_), " (", properties().name, ") cannot launch ",
@@ -410,7 +410,22 @@ class DriverDevice final : public Device {
           spec.global_size[i] / spec.group_size[i], " groups in dimension ", i, ", which is not a multiple of the ",
           spec.cluster[i], " of a cluster");
     }
-    check_shared_memory(spec, kernel, 0);
+    if (!kernel.is_binary()) {
+      check_shared_memory(spec, kernel, 0);
+    }
+  }
+
+  // Requires that the kernel is built.
+  void check_shared_memory(const LaunchSpec& spec, DriverKernel& kernel) const {
+    const auto most = kernel.most_dynamic_shared_memory();
+    if (!most.has_value()) {
+      check_shared_memory(spec, kernel, kernel.resources().static_shared_memory.value_or(0));
+      return;
+    }
+    TORCH_CHECK(
+        spec.dynamic_shared_memory <= static_cast<size_t>(*most), kernel.name(), " needs ", spec.dynamic_shared_memory,
+        " bytes of dynamic shared memory, and on bp:", static_cast<int>(index_), " (", properties().name,
+        ") it can have ", *most);
   }
 
   void check_shared_memory(const LaunchSpec& spec, const DriverKernel& kernel, size_t of_kernel) const {
@@ -437,7 +452,7 @@ class DriverDevice final : public Device {
   void execute(const KernelLaunch& launch, DriverStream& stream) {
     DriverKernel& kernel = kernel_of(launch.kernel->handle());
     if (C10_UNLIKELY(launch.spec.dynamic_shared_memory > 0)) {
-      check_shared_memory(launch.spec, kernel, kernel.resources().static_shared_memory.value_or(0));
+      check_shared_memory(launch.spec, kernel);
     }
     const auto arguments = resolve(launch.arguments);
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };

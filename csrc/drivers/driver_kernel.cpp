@@ -140,9 +140,15 @@ KernelResources DriverKernel::resources() {
         return found.is_none() ? std::nullopt : found.attr(name).cast<std::optional<int64_t>>();
       };
       resources_ = {number("registers"), number("spilled_bytes"), number("static_shared_memory")};
+      most_dynamic_shared_memory_ = number("max_dynamic_shared_memory");
     }
     return *resources_;
   });
+}
+
+std::optional<int64_t> DriverKernel::most_dynamic_shared_memory() {
+  resources();
+  return most_dynamic_shared_memory_;
 }
 
 } // namespace backplane

@@ -30,6 +30,11 @@ class DriverKernel final : public KernelBuild {
   void launch(void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
   // Requires is_built(). Calls the driver once and caches the result.
   KernelResources resources();
+  // Requires is_built(). The most bytes of dynamic shared memory that a launch can have, if the driver says so.
+  std::optional<int64_t> most_dynamic_shared_memory();
+  bool is_binary() const {
+    return source_.is_binary;
+  }
 
  private:
   void build() override;
@@ -40,7 +45,8 @@ class DriverKernel final : public KernelBuild {
   DriverObject& driver_;
   const std::function<void()> finished_;
   PyObject* object_ = nullptr; // what the driver's compile() or load() returned
-  std::optional<KernelResources> resources_; // cached by resources(); protected by the GIL
+  std::optional<KernelResources> resources_; // cached by resources(), with the next; protected by the GIL
+  std::optional<int64_t> most_dynamic_shared_memory_;
   void* native_handle_ = nullptr;
   std::unique_ptr<NativeKernel> native_;
 };

@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -137,6 +138,7 @@ struct PlannedCall {
   c10::SmallVector<c10::Scalar, 4> numbers; // passed-through numbers, then (seed, offset) of each RandomUse
   const c10::IValue* generator = nullptr; // the Generator argument, if the operator has one
   const std::string* operator_name = nullptr; // for errors that are reported asynchronously
+  std::optional<uint64_t> tf32; // float32_in_tf32() (signature.h), if planners of the operator have read it
 };
 
 struct Plan {

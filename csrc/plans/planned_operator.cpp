@@ -282,6 +282,23 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
   }
 }
 
+PlannedCall PlannedOperator::new_call(c10::DeviceIndex device) const {
+  PlannedCall call{device, {}, {}, {}, nullptr, &name_, std::nullopt};
+  if (reads_tf32_.load(std::memory_order_relaxed)) {
+    call.tf32 = float32_in_tf32();
+  }
+  return call;
+}
+
+PlannerResult PlannedOperator::call_planner(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, PlannedCall& call, FallbackReason& left) {
+  auto results = declaration.planner->call(op_.schema(), arguments, declaration.facts, call, left);
+  if (call.tf32.has_value()) {
+    reads_tf32_.store(true, std::memory_order_relaxed);
+  }
+  return results;
+}
+
 void PlannedOperator::answer(torch::jit::Stack* stack) {
   const Declaration* declaration = declaration_.load(std::memory_order_acquire);
   if (C10_UNLIKELY(declaration == nullptr)) {
@@ -308,7 +325,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   for (const size_t i : declaration->written) {
     own_memory(arguments[i]);
   }
-  PlannedCall call{index, {}, {}, {}, nullptr, &name_};
+  PlannedCall call = new_call(index);
   Signature signature;
   const char* problem = read_call(arguments, facts, call, signature);
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
@@ -356,7 +373,11 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     if (another) { // trace before running the planner, which may write to its arguments
       traced = trace(*declaration, arguments, call.device, reason);
     }
+    const bool has_tf32 = call.tf32.has_value();
     auto fresh = plan(*declaration, stack, call, /*record=*/true);
+    if (!has_tf32 && call.tf32.has_value()) {
+      add_tf32(signature, *call.tf32);
+    }
     cache_.insert_into_class(signature, fresh, std::move(traced), std::move(reason));
     cache_.insert(std::move(signature), std::move(fresh));
     return;
@@ -399,7 +420,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
       recorder.emplace(call, /*dry=*/false);
     }
     const ProfiledRange profiled(Activity::Kind::Planning, "plan", name_);
-    results = declaration.planner->call(op_.schema(), arguments, facts, call, left);
+    results = call_planner(declaration, arguments, call, left);
     if (results.has_value() && record) {
       *recorded = recorder->finish(*results);
     }
@@ -432,7 +453,7 @@ std::optional<DynamicShapePlan> PlannedOperator::trace(
     c10::DeviceIndex device,
     std::string& reason) {
   const auto& facts = declaration.facts;
-  PlannedCall call{device, {}, {}, {}, nullptr, &name_};
+  PlannedCall call = new_call(device);
   Signature signature;
   read_call(arguments, facts, call, signature);
   at::AutoDispatchBelowADInplaceOrView autograd;
@@ -451,12 +472,12 @@ std::optional<Plan> PlannedOperator::dry_run(
     c10::DeviceIndex device,
     FallbackReason& left) {
   const auto& facts = declaration.facts;
-  PlannedCall call{device, {}, {}, {}, nullptr, &name_};
+  PlannedCall call = new_call(device);
   Signature signature;
   read_call(arguments, facts, call, signature);
   BelowEverything guard;
   Recorder recorder(call, /*dry=*/true);
-  const auto results = declaration.planner->call(op_.schema(), arguments, facts, call, left);
+  const auto results = call_planner(declaration, arguments, call, left);
   return results.has_value() ? std::make_optional(recorder.finish(*results)) : std::nullopt;
 }
 
@@ -545,7 +566,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
   std::optional<PlannedCall> call;
   Times found;
   found.signature = seconds([&] {
-    call.emplace(PlannedCall{index, {}, {}, {}, nullptr, &name_});
+    call.emplace(new_call(index));
     Signature signature;
     read_call(arguments, declaration->facts, *call, signature);
     plan = cache_.find(signature);

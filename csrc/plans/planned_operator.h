@@ -108,6 +108,9 @@ class PlannedOperator {
     std::unique_ptr<Planner> planner;
   };
   void answer(torch::jit::Stack* stack);
+  PlannedCall new_call(c10::DeviceIndex device) const;
+  PlannerResult call_planner(
+      const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, PlannedCall& call, FallbackReason& left);
   // Runs the fallback: the C++ kernel that was registered before the planner, PyTorch's composite kernel, or the CPU
   // kernel.
   void run_otherwise(torch::jit::Stack* stack);
@@ -144,6 +147,7 @@ class PlannedOperator {
   bool falls_back_ = false; // run_otherwise() runs the CPU kernel, not otherwise_
   const char* outcome_otherwise_ = ""; // what run_otherwise() does, for PlanEvent::outcome
   std::atomic<const Declaration*> declaration_{nullptr}; // never freed: running calls may still use it
+  std::atomic<bool> reads_tf32_{false}; // whether float32_in_tf32() is a part of signatures
   PlanCache cache_;
 };
 

@@ -481,6 +481,14 @@ void bind_plans(py::module_& module) {
       "Return the address of the tensor's first element. Unlike tensor.data_ptr(), does not materialize a "
       "copy-on-write tensor.");
   module.def("advance_configuration_epoch", &advance_configuration_epoch);
+  module.def(
+      "float32_in_tf32",
+      [] {
+        const uint64_t bits = PlannerScope::read_tf32();
+        return std::make_pair((bits & 1) != 0, (bits & 2) != 0);
+      },
+      "Return whether PyTorch lets CUDA compute float32 products and convolutions in TF32. Plans of the planners that "
+      "are running are then only used while both are as they are now.");
   module.def("set_plan_mode", [](const std::string& name) {
     TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plan mode must be 0, 1 or check, but got ", name);
     set_plan_mode(name == "0" ? PlanMode::Off : name == "1" ? PlanMode::On : PlanMode::Check);

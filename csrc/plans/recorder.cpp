@@ -2,6 +2,8 @@
 
 #include <ATen/core/List.h>
 
+#include "plans/signature.h"
+
 namespace backplane {
 
 Recorder::Recorder(PlannedCall& call, bool dry) : call_(call), dry_(dry), outer_(active_) {
@@ -140,6 +142,18 @@ Plan Recorder::finish(c10::ArrayRef<c10::IValue> results) {
 }
 
 // Arguments of out= do not count: they are only written, and the fallback can overwrite them.
+uint64_t PlannerScope::read_tf32() {
+  std::optional<uint64_t> found; // the same for all calls, if another thread changes the setting
+  for (auto* scope = innermost(); scope != nullptr; scope = scope->outer_) {
+    found = scope->call_.tf32.has_value() ? scope->call_.tf32 : found;
+  }
+  const uint64_t tf32 = found.has_value() ? *found : float32_in_tf32();
+  for (auto* scope = innermost(); scope != nullptr; scope = scope->outer_) {
+    scope->call_.tf32 = tf32;
+  }
+  return tf32;
+}
+
 bool PlannerScope::reads(const c10::StorageImpl* storage) const {
   const auto is_in = [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == storage;

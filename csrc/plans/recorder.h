@@ -91,6 +91,9 @@ class PlannerScope final : public WriteWatch {
     return has_effect_;
   }
 
+  // float32_in_tf32() (signature.h), which becomes a part of the signatures of all calls that are being planned.
+  static uint64_t read_tf32();
+
   static void took_random_numbers() {
     for (auto* scope = innermost(); scope != nullptr; scope = scope->outer_) {
       scope->has_effect_ = true;

@@ -247,6 +247,18 @@ void advance_configuration_epoch() {
   epoch.fetch_add(1);
 }
 
+uint64_t float32_in_tf32() {
+  const auto allows = [](at::Float32Op op) {
+    return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+  };
+  return uint64_t{allows(at::Float32Op::MATMUL)} | uint64_t{allows(at::Float32Op::CONV)} << 1;
+}
+
+void add_tf32(Signature& signature, uint64_t tf32) {
+  signature.words.push_back(tf32);
+  signature.hash = hash_of<int64_t>(signature.sizes, hash_of_class(signature));
+}
+
 const char* read_call(
     c10::ArrayRef<c10::IValue> arguments,
     const std::vector<ArgumentFacts>& facts,
@@ -256,12 +268,16 @@ const char* read_call(
   signature.words.push_back(
       configuration_epoch() << 24 | static_cast<uint64_t>(call.device) << 16 |
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 8 |
+      uint64_t{at::globalContext().userEnabledCuDNNSDP()} << 1 | // operators/library_attention.py
       uint64_t{at::globalContext().deterministicAlgorithms()});
   for (size_t i = 0; i < arguments.size(); ++i) {
     reader.read(arguments[i], facts[i]);
     if (facts[i].is_generator) {
       call.generator = &arguments[i];
     }
+  }
+  if (call.tf32.has_value()) {
+    signature.words.push_back(*call.tf32);
   }
   signature.hash = hash_of<int64_t>(signature.sizes, hash_of_class(signature));
   return reader.problem();

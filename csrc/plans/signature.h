@@ -38,12 +38,18 @@ struct Signature {
 uint64_t hash_of_class(const Signature& signature);
 
 // Computes the call's signature, and fills `call` with the tensors and numbers that a replay needs. `call.device` must
-// be set. Returns nullptr, or why the call has no signature.
+// be set, and `call.tf32` if it is a part of the signature. Returns nullptr, or why the call has no signature.
 const char* read_call(
     c10::ArrayRef<c10::IValue> arguments,
     const std::vector<ArgumentFacts>& facts,
     PlannedCall& call,
     Signature& signature);
+
+// What PyTorch lets CUDA compute in TF32: bit 0 for float32 products, bit 1 for convolutions. Reading it takes as long
+// as the rest of a signature, so it is only a part of signatures of operators whose planners read it (PlannerScope).
+uint64_t float32_in_tf32();
+// Makes it a part of a signature that was computed without it.
+void add_tf32(Signature& signature, uint64_t tf32);
 
 // The value of a zero-dimensional CPU tensor.
 c10::Scalar cpu_value(const at::Tensor& tensor);

@@ -149,12 +149,12 @@ void bind_drivers(py::module_& module) {
       "Make cuBLAS ready for a CUDA device, and return a status of the routine.");
   module.def("cudnn_functions", &cuda::cudnn_functions, "Return the names of the functions of cuDNN that are used.");
   module.def(
-      "cudnn_convolutions", &cuda::cudnn_convolutions, py::arg("functions"), py::arg("index"),
-      "Return the addresses of the convolution routines for a CUDA device, by dtype name, from those of cuDNN's "
+      "cudnn_routines", &cuda::cudnn_routines, py::arg("functions"), py::arg("family"), py::arg("index"),
+      "Return the addresses of the routines of a family for a CUDA device, by dtype name, from those of cuDNN's "
       "functions.");
   module.def(
-      "cudnn_workspace", &cuda::cudnn_workspace, py::arg("index"), py::arg("dtype"), py::arg("integers"),
-      py::call_guard<py::gil_scoped_release>(),
+      "cudnn_workspace", &cuda::cudnn_workspace, py::arg("index"), py::arg("family"), py::arg("dtype"),
+      py::arg("integers"), py::call_guard<py::gil_scoped_release>(),
       "Return a status of the routine and its bytes of workspace. `integers`: those of the family, in its order.");
   module.def("cufft_functions", &cuda::cufft_functions, "Return the names of the functions of cuFFT that are used.");
   module.def(

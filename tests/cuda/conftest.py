@@ -15,11 +15,13 @@ QUICK = {
     "test_a_graph_with_library_calls_is_one_cuda_graph",
     "test_addresses_are_cudas",
     "test_an_illegal_access_loses_the_device",
+    "test_attention_calls_the_library",
     "test_convolutions_call_the_library",
     "test_decompositions_and_solutions_call_the_libraries",
     "test_findings_are_errors_of_the_device",
     "test_graphs_are_cudas_and_updated_in_place",
     "test_products_and_transforms_call_the_libraries",
+    "test_products_by_tensor_cores_have_no_findings",
     "test_streams_run_concurrently_and_events_order_them",
     "test_typical_kernels_have_no_findings",
 }

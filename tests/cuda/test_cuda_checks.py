@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import paths
+import pytest
 
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -55,6 +56,39 @@ def test_kernels_of_every_family_have_no_findings(result: Result) -> None:
     said = _families(result)
     assert len(said) > 35
     assert all(said.values()), said
+
+
+# Products and convolutions of whole numbers: aligned operands and others, transposed ones, several sizes.
+HALVES = START + """
+from torch_backplane.planning.launch import dialect_of
+
+emulator.check_blocks()
+for dtype in (torch.float16, torch.bfloat16):
+    a, b, images, weights = (
+        torch.randint(-3, 4, shape).to(dtype) for shape in ((3, 73, 43), (3, 43, 72), (2, 9, 8, 8), (20, 9, 3, 3))
+    )
+    mine = [one.to("bp") for one in (a, b, images, weights)]
+    for rows, depth, first in ((73, 43, 0), (64, 40, 0), (70, 40, 3), (32, 8, 0)):
+        x, of_x = (one[:, :rows, first:depth] for one in (a, mine[0]))
+        y, of_y = (one[:, first:depth] for one in (b, mine[1]))
+        assert torch.equal((of_x @ of_y).cpu(), x @ y)
+        assert torch.equal((of_x.contiguous() @ of_y.contiguous()).cpu(), x @ y)
+        assert torch.equal((of_y.mT @ of_x.mT).cpu(), (x @ y).mT)
+    found = torch.nn.functional.conv2d(mine[2], mine[3], padding=1)
+    assert torch.equal(found.cpu(), torch.nn.functional.conv2d(images, weights, padding=1))
+print(json.dumps(sorted(str(one) for one in dialect_of(0).target.matrix_dtypes)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtypes"), [("75", ["torch.float16"]), ("80", ["torch.bfloat16", "torch.float16"])]
+)
+def test_products_by_tensor_cores_have_no_findings(result: Result, architecture: str, dtypes: list[str]) -> None:
+    settings = {"CUDA_EMULATOR_CHECKS": "1", "CUDA_EMULATOR_ARCHITECTURE": architecture}
+    finished = result(HALVES, **settings, TORCH_BACKPLANE_CUDNN_LIBRARY="none", **_WITHOUT_LIBRARIES)
+    assert "CUDA emulator" not in finished.stderr, finished.stderr
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert json.loads(finished.stdout) == dtypes
 
 
 # Makes every kernel wrong in one way; prints the names of all kernels.

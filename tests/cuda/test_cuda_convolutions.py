@@ -68,6 +68,37 @@ def error_of(function, *given):
 """
 
 
+def test_float32_is_computed_in_tf32_while_it_is_allowed(run: Run) -> None:
+    code = """
+x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+
+def in_tf32(device, convert):
+    given = [leaf(convert(one), device) for one in (x, w)]
+    out = F.conv2d(*given, padding=1)
+    return [out.detach(), *torch.autograd.grad((out * out.detach()).sum(), given)]
+
+def seen():
+    errors = [(found.cpu() - exact).abs().max().item() / exact.abs().max().item()
+              for found, exact in zip(in_tf32("bp", torch.Tensor.float), in_tf32("cpu", torch.Tensor.double))]
+    assert all(1e-5 < one < 1e-2 for one in errors) or all(one < 1e-6 for one in errors), errors
+    return errors[0] > 1e-5
+
+found = [seen(), seen()]  # by default, as in PyTorch
+for allowed in (False, True, False):
+    bp.conv.allow_tf32 = allowed
+    found.append(seen())
+bp.conv.fp32_precision = "none"
+torch.backends.cudnn.conv.fp32_precision = "ieee"
+found.append(seen())
+torch.backends.cudnn.conv.fp32_precision = "tf32"
+with bp.conv.flags(allow_tf32=False):
+    found.append(seen())
+found.append(seen())
+print(*map(int, found))
+"""
+    assert run(PREAMBLE + code, **ON_DEVICE, NVIDIA_TF32_OVERRIDE="1") == "1 1 0 1 0 0 0 1\n"
+
+
 def test_convolutions_call_the_library(run: Run) -> None:
     code = """
 x, w, b = torch.randn(2, 4, 7, 6), torch.randn(6, 2, 3, 3), torch.randn(6)

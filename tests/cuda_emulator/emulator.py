@@ -29,7 +29,8 @@ CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.
 
 Kernels run in the kernel interpreter (torch_backplane/interpreter/), one block after another. It checks each memory
 access. Differences to a GPU: the host can access device memory, a grid cannot synchronize, and PTX of other compilers
-cannot be loaded.
+cannot be loaded. Binaries of NVIDIA's compiler can be loaded if `define_kernel()` has defined a Python function for
+each of their kernels: its launches call the function instead of the binary's instructions.
 
 CUDA_EMULATOR_CHECKS finds what memcheck, racecheck and synccheck of NVIDIA's compute-sanitizer find, and races on
 global memory. Findings go to the standard error output, and the launch fails: with CUDA_ERROR_ILLEGAL_ADDRESS or
@@ -49,7 +50,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,33 @@ def check_blocks(resolve: Any = None) -> None:
 
     _C._memory_enable_caching(False)
     load().emulator_resolve_bounds(resolve or RESOLVE)
+
+
+_defined: dict[str, Any] = {}
+_HOST_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint * 7), ctypes.c_void_p, ctypes.c_uint64)
+
+
+def define_kernel(name: str, function: Callable[[tuple[int, ...], bytes], None]) -> None:
+    """Define what launches of a kernel compute, in binaries of NVIDIA's compiler that this process loads from now on.
+
+    Args:
+        name: of the kernel in the binary.
+        function: gets three sizes of the grid, three of a block and the bytes of dynamic shared memory as one tuple,
+            and the parameters as in the kernel's constant memory. It can access device memory at its addresses. An
+            exception is printed, and the launch fails with CUDA_ERROR_LAUNCH_FAILED.
+    """
+
+    @_HOST_KERNEL
+    def call(sizes: Any, parameters: int, nbytes: int) -> int:
+        try:
+            function(tuple(sizes.contents), ctypes.string_at(parameters, nbytes))
+        except Exception:
+            traceback.print_exc()
+            return 719
+        return 0
+
+    _defined[name] = call
+    load().emulator_define_kernel(name.encode(), call)
 
 
 def _cache() -> Path:

@@ -12,7 +12,7 @@ import driver_api as api
 import pytest
 
 FLOAT, COMPLEX = 0, 4  # cudaDataType
-COMPUTE_FLOAT = 68
+COMPUTE_HALF, COMPUTE_FLOAT, COMPUTE_TF32 = 64, 68, 77
 NOT_INITIALIZED, INVALID_VALUE, EXECUTION_FAILED, NOT_SUPPORTED = 1, 7, 13, 15  # cublasStatus_t
 # cufftResult
 INVALID_PLAN, INVALID_ARGUMENT, INTERNAL_ERROR, UNALIGNED_DATA, INVALID_DEVICE, NO_WORKSPACE = 1, 4, 5, 9, 11, 13
@@ -83,7 +83,10 @@ def test_products_check_their_arguments(cublas: Call, second: int) -> None:
         assert product(cublas, handle, **good | {name: least - 1}) == INVALID_VALUE
     assert product(cublas, handle, **good | {"a_operation": 1}) == INVALID_VALUE  # then 3 rows
     assert product(cublas, handle, **good | {"c_type": COMPLEX}) == NOT_SUPPORTED
-    assert product(cublas, handle, **good | {"compute": 70}) == NOT_SUPPORTED
+    for compute in (70, COMPUTE_HALF):
+        assert product(cublas, handle, **good | {"compute": compute}) == NOT_SUPPORTED
+    assert cublas("cublasSetMathMode", handle, 0) == cublas("cublasSetMathMode", handle, 16) == 0
+    assert cublas("cublasSetMathMode", handle, 8) == NOT_SUPPORTED
     assert product(cublas, 4096, **good) == NOT_INITIALIZED
     assert cublas("cublasSetWorkspace_v2", handle, memory + 8, 1024) == INVALID_VALUE
     assert cublas("cublasSetWorkspace_v2", handle, ctypes.addressof(host) // 256 * 256, 1024) == INVALID_VALUE
@@ -91,6 +94,20 @@ def test_products_check_their_arguments(cublas: Call, second: int) -> None:
     assert product(cublas, handle, **good) == EXECUTION_FAILED
     api.call("cuCtxSetCurrent", 0)
     assert cublas("cublasCreate_v2", ctypes.byref(ctypes.c_uint64())) == NOT_INITIALIZED
+
+
+def test_products_in_tf32(cublas: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, memory = made_handle(cublas), api.allocate(4096)
+    given = {"m": 1, "n": 1, "k": 1, "b_columns": 1, "a": memory, "b": memory + 512, "c": memory + 1024}
+    api.write(memory, floats(1 + 2**-10 + 2**-12))
+    api.write(memory + 512, floats(1))
+    for override, expected in (("1", 1 + 2**-10), ("0", 1 + 2**-10 + 2**-12)):
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+        assert product(cublas, handle, **given, compute=COMPUTE_TF32) == 0
+        api.call("cuCtxSynchronize")
+        assert api.read(memory + 1024, 4) == floats(expected)
+    double = dict.fromkeys(("a_type", "b_type", "c_type"), 1)
+    assert product(cublas, handle, **given, **double, compute=COMPUTE_TF32) == NOT_SUPPORTED
 
 
 def made_plan(cufft: Call, *sizes: int, batch: int = 1) -> tuple[int, int]:
@@ -402,8 +419,11 @@ def test_triangular_systems(cublas: Call) -> None:
 
 # --- cuDNN -----------------------------------------------------------------------------------------------------------
 
-# cudnnBackendDescriptorType_t, cudnnBackendAttributeType_t and cudnnStatus_t
-CONVOLUTION, TENSOR, DATA_TYPE, INT64, DESCRIPTOR = 1, 17, 1, 3, 15
+# cudnnBackendDescriptorType_t, cudnnBackendAttributeType_t, cudnnDataType_t and cudnnStatus_t
+CONVOLUTION, TENSOR, GRAPH, PRODUCT, PRODUCT_OPERATION = 1, 17, 15, 18, 19
+HANDLE, DATA_TYPE, BOOLEAN, INT64, DESCRIPTOR = 0, 1, 2, 3, 15
+FLOATS, HALVES = 0, 2
+SHAPE_MISMATCH, DUPLICATED, UNSUPPORTED = 2008, 2009, 3000
 BAD_PARAM, NOT_FINALIZED, SIZE_INSUFFICIENT, WRONG_TYPE, UNSUPPORTED_LAYOUT = 2000, 2004, 2006, 2010, 3004
 
 
@@ -419,7 +439,7 @@ def descriptor(cudnn: Call, kind: int) -> int:
 
 
 def set_attribute(cudnn: Call, of: int, name: int, kind: int, *values: int) -> int:
-    number = ctypes.c_int if kind == DATA_TYPE else ctypes.c_int64
+    number = {DATA_TYPE: ctypes.c_int, BOOLEAN: ctypes.c_bool}.get(kind, ctypes.c_int64)
     return cudnn("cudnnBackendSetAttribute", of, name, kind, len(values), (number * len(values))(*values))
 
 
@@ -438,7 +458,7 @@ def test_descriptors_check_their_attributes(cudnn: Call) -> None:
     assert status == 0
     assert set_attribute(cudnn, tensor, 906, INT64, 8) == BAD_PARAM  # it is final
     assert finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 20, 5))[1] == SIZE_INSUFFICIENT
-    assert finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 20, 6, 1))[1] == UNSUPPORTED_LAYOUT
+    assert finalized_tensor(cudnn, sizes=(2, 3, 4, 5), strides=(60, 20, 4, 1))[1] == UNSUPPORTED_LAYOUT
     assert set_attribute(cudnn, descriptor(cudnn, TENSOR), 901, INT64, 0) == WRONG_TYPE
     convolution = descriptor(cudnn, CONVOLUTION)
     operation = descriptor(cudnn, 10)
@@ -447,3 +467,50 @@ def test_descriptors_check_their_attributes(cudnn: Call) -> None:
     assert cudnn("cudnnBackendDestroyDescriptor", tensor) == 0
     assert cudnn("cudnnBackendDestroyDescriptor", tensor) == BAD_PARAM
     assert set_attribute(cudnn, operation, 704, DESCRIPTOR, tensor) == BAD_PARAM
+
+
+def operand(cudnn: Call, identity: int, *sizes: int, row: int = 0, virtual: bool = False) -> int:
+    """A tensor of one batch and one head. `row`: the distance of rows, if it is not the number of columns."""
+    made, step = descriptor(cudnn, TENSOR), row or sizes[1]
+    for name, kind, values in (
+        (900, INT64, (16,)), (901, DATA_TYPE, (FLOATS if virtual else HALVES,)), (902, INT64, (1, 1, *sizes)),
+        (903, INT64, (sizes[0] * step, sizes[0] * step, step, 1)), (906, INT64, (identity,)),
+        (907, BOOLEAN, (virtual,)),
+    ):  # fmt: skip
+        assert set_attribute(cudnn, made, name, kind, *values) == 0
+    assert cudnn("cudnnBackendFinalize", made) == 0
+    return made
+
+
+def matrix_product(cudnn: Call, *operands: int) -> int:
+    how, made = descriptor(cudnn, PRODUCT), descriptor(cudnn, PRODUCT_OPERATION)
+    assert set_attribute(cudnn, how, 1500, DATA_TYPE, FLOATS) == 0
+    assert cudnn("cudnnBackendFinalize", how) == 0
+    for name, one in zip((1520, 1521, 1522, 1523), (*operands, how), strict=True):
+        assert set_attribute(cudnn, made, name, DESCRIPTOR, one) == 0
+    assert cudnn("cudnnBackendFinalize", made) == 0
+    return made
+
+
+def graph_status(cudnn: Call, *operations: int) -> int:
+    handle, graph = ctypes.c_uint64(), descriptor(cudnn, GRAPH)
+    assert cudnn("cudnnCreate", ctypes.byref(handle)) == 0
+    assert set_attribute(cudnn, graph, 800, HANDLE, handle.value) == 0
+    assert set_attribute(cudnn, graph, 801, DESCRIPTOR, *operations) == 0
+    return cudnn("cudnnBackendFinalize", graph)
+
+
+def test_graphs_of_attention_are_checked(cudnn: Call) -> None:
+    query, key, value = operand(cudnn, 1, 3, 8), operand(cudnn, 2, 8, 16), operand(cudnn, 3, 16, 8)
+    scores, out = operand(cudnn, 4, 3, 16, virtual=True), operand(cudnn, 5, 3, 8)
+    first, second = matrix_product(cudnn, query, key, scores), matrix_product(cudnn, scores, value, out)
+    assert graph_status(cudnn, first, second) == 0
+    assert graph_status(cudnn, second, first) == BAD_PARAM  # the scores are not made yet
+    assert graph_status(cudnn, first, first) == DUPLICATED  # they are made twice
+    assert graph_status(cudnn, first) == UNSUPPORTED  # no engine for a product alone
+    for one, expected in (
+        (operand(cudnn, 1, 4, 8), SHAPE_MISMATCH),
+        (operand(cudnn, 1, 3, 8, row=12), UNSUPPORTED_LAYOUT),
+        (operand(cudnn, 3, 3, 8), DUPLICATED),
+    ):
+        assert graph_status(cudnn, matrix_product(cudnn, one, key, scores), second) == expected

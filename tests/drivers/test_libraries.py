@@ -41,8 +41,8 @@ static int product(int which, const argument_t* given) {
   if (answers[which]) return answers[which];
   float *c = at(given), *a = at(given + 1), *b = at(given + 2);
   const float alpha = *(const float*)given[3].data, beta = *(const float*)given[4].data;
-  int64_t n[12];
-  for (int i = 0; i < 12; ++i) n[i] = *(const int64_t*)given[5 + i].data;
+  int64_t n[13];
+  for (int i = 0; i < 13; ++i) n[i] = *(const int64_t*)given[5 + i].data;
   for (int64_t i = 0; i < n[0]; ++i, c += n[9], a += n[10], b += n[11])
     for (int64_t row = 0; row < n[1]; ++row)
       for (int64_t column = 0; column < n[2]; ++column) {
@@ -54,12 +54,12 @@ static int product(int which, const argument_t* given) {
       }
   return 0;
 }
-int first(void* queue, const argument_t* given, uint64_t count) { return count == 17 ? product(0, given) : -1; }
+int first(void* queue, const argument_t* given, uint64_t count) { return count == 18 ? product(0, given) : -1; }
 int second(void* queue, const argument_t* given, uint64_t count) {
-  if (count != 19) return -1;
-  workspace = *(const int64_t*)given[18].data;
-  if (workspace) memset(at(given + 17), 255, workspace);
-  else if (given[17].memory) return -2;
+  if (count != 20) return -1;
+  workspace = *(const int64_t*)given[19].data;
+  if (workspace) memset(at(given + 18), 255, workspace);
+  else if (given[18].memory) return -2;
   return product(1, given);
 }
 """)
@@ -226,7 +226,7 @@ seen = []
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(CArgument), ctypes.c_uint64)
 def record(queue, given, count):
     types = {4: ctypes.c_float, 8: ctypes.c_double}
-    numbers = (given[i] for i in range(3, count - 12))
+    numbers = (given[i] for i in range(3, count - 13))
     seen.append([(one.bytes, types[one.bytes].from_address(one.data).value) for one in numbers])
     return 0
 
@@ -251,13 +251,83 @@ assert not seen
 """)
 
 
-def test_no_library_runs_if_sums_must_not_be_divided(run: Run) -> None:
+def test_libraries_are_told_what_they_may_do(run: Run) -> None:
     run("""
+import ctypes
+from torch_backplane.drivers.libraries import Allowed
+dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+told, switches = [], torch.backends.bp.matmul
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+def nothing(queue, given, count):
+    return 0
+
+def guard(dtype, allowed, **rest):
+    told.append(Allowed(allowed))
+    return None if allowed & Allowed.DIVIDED_SUMS else "can divide sums"
+
+addresses = dict.fromkeys(dtypes, ctypes.cast(nothing, ctypes.c_void_p).value)
+routine = driver.Routine(addresses=addresses, guard=guard, cost=lambda dtype, **rest: 0)
+drivers.device(0).libraries = [driver.Library(name="Told", routines={"matmul": routine})]
+
+def allowed(dtype):
+    one = torch.ones(3, 3, dtype=dtype, device="bp")
+    told.clear()
+    one @ one  # a plan of the first call is used only while the guard would get the same
+    planned = told[-1] if told else None
+    library_products.why_not(one, one, one)
+    assert planned in (None, told[-1]), (planned, told)
+    return told[-1]
+
+DIVIDED, TF32, ROUNDED = Allowed.DIVIDED_SUMS, Allowed.TF32, Allowed.ROUNDED_SUMS
+assert [allowed(dtype) for dtype in dtypes] == [DIVIDED] * 5
+for change, expected in (
+    (lambda: torch.set_float32_matmul_precision("high"), TF32), (lambda: setattr(switches, "allow_tf32", False), 0),
+    (lambda: setattr(switches, "allow_tf32", True), TF32), (lambda: setattr(switches, "fp32_precision", "ieee"), 0),
+    (lambda: setattr(switches, "fp32_precision", "none"), TF32),
+    (lambda: torch.set_float32_matmul_precision("highest"), 0),
+):
+    change()
+    assert [allowed(dtype) for dtype in dtypes] == [DIVIDED, DIVIDED, DIVIDED | expected, DIVIDED, DIVIDED | expected]
+    assert switches.allow_tf32 == bool(expected) and switches.fp32_precision == ("tf32" if expected else "ieee")
+switches.allow_fp16_accumulation = True
+switches.allow_bf16_reduced_precision_reduction = True
+assert [allowed(dtype) for dtype in dtypes[:3]] == [DIVIDED | Allowed.HALF_SUMS, DIVIDED | ROUNDED, DIVIDED]
 half = torch.ones(3, 3, dtype=torch.float16, device="bp")
-assert library_products.why_not(half, half, half) == "(Second) has no float16"
-torch.backends.bp.matmul.allow_fp16_reduced_precision_reduction = (False, False)
-assert library_products.why_not(half, half, half) == "can divide sums"
-assert library_products.why_not(half.float()) is None
+switches.allow_fp16_reduced_precision_reduction = (False, False)
+assert library_products.why_not(half, half, half) == "(Told) can divide sums"
+assert library_products.why_not(half.float(), half.float(), half.float()) is None
+""")
+
+
+def test_calls_are_tuned_in_the_precision_of_their_problem(run: Run) -> None:
+    run("""
+from torch_backplane import tuning
+from torch_backplane.drivers.libraries import Allowed
+told = set()
+
+def guard(dtype, allowed, **rest):
+    told.add(Allowed.TF32 in Allowed(allowed))
+
+addresses, switches = driver.FIRST.routines["matmul"].addresses, torch.backends.bp.matmul
+routine = driver.Routine(addresses=addresses, guard=guard, cost=lambda dtype, **rest: 0, tf32=True)
+drivers.device(0).libraries = [driver.Library(name="Told", routines={"matmul": routine})]
+assert torch.bp.is_tf32_supported()
+tuning.context.benchmark("products", True)
+for allowed in (False, True, False):
+    switches.allow_tf32 = allowed
+    told.clear()
+    close(torch.mm, torch.randn(4, 5), torch.randn(5, 6))
+    assert told <= {allowed}, told
+without, of_tf32 = tuning.context.benchmarked(0)
+assert of_tf32.parameters == f"{without.parameters} tf32=1"
+for problem, allowed in ((of_tf32, True), (without, False)):
+    for before in ("tf32", "ieee", "none"):
+        switches.fp32_precision = before
+        told.clear()
+        tuning.tune("products", problem, torch.device("bp:0"), ["driver"], 0)
+        assert told == {allowed}, (problem, before)
+        assert switches.allow_tf32 == (before == "tf32")
 """)
 
 
@@ -309,6 +379,7 @@ def test_routine_families_without_a_planner_give_a_warning(tmp_path: Path) -> No
         ("[made(guard=1)]", "has the guard 1; it must be a function of a call, or None"),
         ("[made(workspace=64)]", "has the workspace 64; it must be a function of a call, or None"),
         ("[made(cost='none')]", "has the cost 'none'; it must be a function of a call, or None"),
+        ("[made(tf32=1)]", "has tf32 = 1, which must be a bool"),
         ("[made(cache=[])]", "has a cache without size, max_size, set_max_size"),
     ],
 )

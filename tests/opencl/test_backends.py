@@ -34,6 +34,9 @@ def _as_it_was() -> Iterator[None]:
         preferences.set_workspace(preferences.NO_LIMIT)
         for dtype in (torch.float16, torch.bfloat16):
             preferences.divide(dtype, preferences.Divided())
+        for family in ("products", "convolutions"):
+            preferences.set_float32_precision(family, "none")
+        preferences.allow_half_sums(False)
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -192,25 +195,40 @@ def test_reduced_precision_reduction_of_partial_sums(dtype: torch.dtype) -> None
 
 
 @_as_it_was()
-def test_switches_for_precision_below_float32_have_no_effect() -> None:
-    switches = torch.backends.bp.matmul  # type: ignore[attr-defined]
-    for name, value, stays in (
-        ("fp32_precision", "tf32", "ieee"),
-        ("fp32_precision", "bf16", "ieee"),
-        ("allow_tf32", True, False),
-        ("allow_fp16_accumulation", True, False),
+def test_switches_for_precision_below_float32() -> None:
+    bp, of_pytorch = torch.backends.bp, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    for switches, by_default in ((bp.matmul, "ieee"), (bp.conv, "tf32")):
+        assert switches.fp32_precision == by_default
+        for value, allowed in (("tf32", True), ("ieee", False), ("none", by_default == "tf32")):
+            switches.fp32_precision = value
+            assert switches.allow_tf32 == allowed
+            assert switches.fp32_precision == ("tf32" if allowed else "ieee")
+        for allowed in (True, False, True):
+            switches.allow_tf32 = allowed
+            assert switches.fp32_precision == ("tf32" if allowed else "ieee")
+        switches.fp32_precision = "none"
+    with bp.conv.flags(allow_tf32=False):
+        assert not bp.conv.allow_tf32
+        with bp.conv.flags():
+            assert not bp.conv.allow_tf32
+    of_pytorch.fp32_precision = "ieee"
+    try:
+        assert not bp.conv.allow_tf32
+        assert not bp.matmul.allow_fp16_accumulation
+    finally:
+        of_pytorch.fp32_precision = "tf32"
+    assert bp.conv.allow_tf32
+    bp.matmul.allow_fp16_accumulation = True
+    assert bp.matmul.allow_fp16_accumulation
+    bp.matmul.allow_fp16_accumulation = False
+    for switches, name, value, error in (
+        (bp.matmul, "fp32_precision", "bf16", ValueError),
+        (bp.conv, "fp32_precision", 1, ValueError),
+        (bp.matmul, "allow_tf32", 1, TypeError),
+        (bp.conv, "allow_tf32", None, TypeError),
+        (bp.matmul, "allow_fp16_accumulation", None, TypeError),
     ):
-        with pytest.warns(UserWarning, match=f"matmul.{name} = {value!r} has no effect"):
-            setattr(switches, name, value)
-        assert getattr(switches, name) == stays
-        setattr(switches, name, stays)  # without a warning
-    for name, value, error in (
-        ("fp32_precision", "float", ValueError),
-        ("fp32_precision", 1, ValueError),
-        ("allow_tf32", 1, TypeError),
-        ("allow_fp16_accumulation", None, TypeError),
-    ):
-        with pytest.raises(error, match=name):
+        with pytest.raises(error, match=f"{name} must be"):
             setattr(switches, name, value)
 
 
@@ -244,7 +262,7 @@ def test_preferred_attention_library() -> None:
         plan_text = plans.explain(attend, *on_device)
         assert ("launch bp_attention" in plan_text) == (name == "generated"), plan_text
         assert ("host_attention" in plan_text) == (name == "host"), plan_text
-    with pytest.raises(ValueError, match="accepted are default, host, generated"):
+    with pytest.raises(ValueError, match="accepted are default, host, driver, generated"):
         preferred("flash")
     assert preferred() == "host"
 
@@ -327,7 +345,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
 @_as_it_was()
 def test_attention_switches_are_those_of_pytorch() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
-    for name in ("flash", "math", "overrideable"):
+    for name in ("flash", "math", "overrideable", "cudnn"):
         asked, change = getattr(panel, f"{name}_sdp_enabled"), getattr(panel, f"enable_{name}_sdp")
         assert asked()
         change(False)

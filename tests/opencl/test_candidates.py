@@ -84,6 +84,7 @@ def test_candidate_without_enough_workspace_is_skipped() -> None:
     family = Candidates(
         "attention",
         Candidate("host", takes_all, cost=lambda x: 0, workspace=lambda form, x: 10 * x.numel()),
+        Candidate("driver", lambda x: "does not"),
         Candidate(
             "generated",
             takes_all,

@@ -18,11 +18,14 @@ CSRC = (
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
-    "tuning": {"_C", "_release"},
+    "tuning": {"_C", "_release", "preferences"},
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
-    "compile": {"_C", "accelerator", "drivers", "kernels", "operators", "planning", "preferences", "tuning"},
+    "compile": {
+        "_C", "accelerator", "drivers", "kernels", "operators", "planning", "preferences", "triton_driver", "tuning",
+    },
+    "triton_driver": {"_C", "accelerator", "drivers", "planning"},
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
     "conformance": {"_C", "drivers", "sanitizer"},

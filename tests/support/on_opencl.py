@@ -83,6 +83,7 @@ FILES = {
     "test_templates_losses.py": _TEXT,
     "test_templates_margin_losses.py": _TEXT,
     "test_templates_matmul.py": _TEXT,
+    "test_templates_matrix.py": _TEXT,
     "test_templates_norms.py": _TEXT,
     "test_templates_random.py": _TEXT,
     "test_templates_reduce.py": _TEXT,

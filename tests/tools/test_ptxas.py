@@ -147,6 +147,17 @@ def test_matrix_instructions_are_found(architecture: str) -> None:
     assert found(kernel("/* mma.sync */ out[0] = in[0] * in[1];"), architecture) == [("lacks", sass.PRODUCTS)]
 
 
+def test_kernels_with_newer_instructions_are_not_compiled() -> None:
+    body = """unsigned a = n; float c[4] = {0, 0, 0, 0};
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%4, %4}, "
+        "{%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a));
+    out[threadIdx.x] = c[0] + c[1] + c[2] + c[3];"""
+    first, last = measure([kernel(body), kernel("out[0] = in[0];")], ["sm_75", "sm_80"])
+    assert [*first] == ["sm_80"]
+    assert [*last] == ["sm_75", "sm_80"]
+    assert not first["sm_80"].error
+
+
 def test_kernels_are_not_confused_when_disassembled_together() -> None:
     body = "((Lanes<float, {n}>*)out)[threadIdx.x] = *(const Lanes<float, {n}>*)in;"
     good, bad = (LANES.format(attribute=one) for one in ("alignas(sizeof(T) * n)", ""))

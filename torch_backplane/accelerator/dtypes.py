@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane import drivers
 from torch_backplane.accelerator.devices import device_count, get_device_properties
+from torch_backplane.drivers.libraries import routines_of
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -17,8 +19,13 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def is_tf32_supported() -> bool:
-    """Return False: bp devices do not compute float32 matrix products in TF32."""
-    return False
+    """Return whether a library computes float32 matrix products in TF32 on the current device, if that is allowed."""
+    return device_count() > 0 and has_tf32(torch.accelerator.current_device_index())
+
+
+def has_tf32(index: int) -> bool:
+    """Return whether a library computes float32 matrix products in TF32 on a device."""
+    return any(routine.tf32 for _, routine in routines_of(drivers.device(index), "matmul"))
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -149,9 +149,9 @@ def _both(name: str) -> Switch:
     return Switch(lambda: getattr(backends.conv, name) and getattr(backends.rnn, name), assign)
 
 
-def _of_matmul(name: str) -> Switch:
-    """float32 is computed in float32 everywhere, so products warn about other values for all."""
-    return Switch(lambda: getattr(backends.matmul, name), lambda value: setattr(backends.matmul, name, value))
+def _of_conv(name: str) -> Switch:
+    """A switch of cuDNN that recurrent layers do not have: their products have those of `matmul`."""
+    return Switch(lambda: getattr(backends.conv, name), lambda value: setattr(backends.conv, name, value))
 
 
 def _keep_deterministic(value: bool) -> None:
@@ -160,11 +160,11 @@ def _keep_deterministic(value: bool) -> None:
 
 
 _CUDNN_SWITCHES = {
-    "allow_tf32": _of_matmul("allow_tf32"),
+    "allow_tf32": _of_conv("allow_tf32"),
     "benchmark": _both("benchmark"),
     "deterministic": Switch(lambda: True, _keep_deterministic),  # convolutions always are
     "enabled": _both("enabled"),
-    "fp32_precision": _of_matmul("fp32_precision"),
+    "fp32_precision": _of_conv("fp32_precision"),
 }
 
 

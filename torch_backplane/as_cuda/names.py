@@ -73,8 +73,8 @@ RENAMED_BACKENDS = {
 
 # PyTorch's own functions, which select among the implementations of attention on every device.
 KEPT_BACKENDS = (
-    "can_use_cudnn_attention", "can_use_efficient_attention", "cudnn_sdp_enabled", "enable_cudnn_sdp",
-    "enable_mem_efficient_sdp", "mem_efficient_sdp_enabled", "sdp_kernel",
+    "can_use_cudnn_attention", "can_use_efficient_attention", "enable_mem_efficient_sdp", "mem_efficient_sdp_enabled",
+    "sdp_kernel",
 )  # fmt: skip
 
 ABSENT_BACKENDS = dict.fromkeys(("is_ck_sdpa_available", "preferred_rocm_fa_library"), "for AMD's libraries")

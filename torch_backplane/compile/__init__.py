@@ -6,9 +6,11 @@
   `template_kernel` fuse elementwise operations into products and convolutions. `cpu_indices` moves indices to the
   device. `host` compiles for host devices.
 - `associative_scan` lets the operator of this name accept bp tensors.
+- Triton: `triton_driver` (the package next to this one) runs Triton kernels, and `triton_calls` writes the calls of the
+  program's Triton kernels in compiled graphs.
 
-Nothing of `torch._dynamo` or `torch._inductor` is imported before the program does so: `imports` runs what belongs to a
-module of PyTorch after that module is imported.
+Nothing of `torch._dynamo`, `torch._inductor` or Triton is imported before the program does so: `imports` runs what
+belongs to a module after that module is imported.
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ Hook = Callable[[types.ModuleType], object]
 
 
 def install() -> None:
-    """Register bp with higher-order operators, Dynamo, AOTAutograd, Inductor and fake tensors, when imported."""
+    """Register bp with PyTorch's parts that compile, and with Triton, when they are imported."""
     for name, hook in HOOKS.items():
         when_imported(name, functools.partial(_call, hook))
 
 
 def _call(hook: Hook, module: types.ModuleType) -> None:
-    """Calls the hook. An error is a warning, because torch.compile must stay usable for other devices."""
+    """Calls the hook. An error is a warning, because the module must stay usable for other devices."""
     try:
         hook(module)
     except Exception as error:
-        warnings.warn(f"torch.compile does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
+        what = "Triton" if module.__name__.startswith("triton.") else "torch.compile"
+        warnings.warn(f"{what} does not know bp devices: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _pass_autocast(ops: types.ModuleType) -> None:
@@ -91,11 +94,12 @@ def _change_graphs(post_grad: types.ModuleType) -> None:
     inductor.find_statistics_of_softmax_in_one_loop(post_grad)
 
 
-def _scan_and_sort(ir: types.ModuleType) -> None:
-    from torch_backplane.compile import inductor
+def _change_nodes(ir: types.ModuleType) -> None:
+    from torch_backplane.compile import inductor, triton_calls
 
     inductor.scan_whole_lines(ir)
     inductor.sort_short_rows(ir)
+    triton_calls.install(ir)
 
 
 def _keep_layouts(graph: types.ModuleType) -> None:
@@ -140,15 +144,28 @@ def _install_fake_tensors(fake_impls: types.ModuleType) -> None:
     fake_tensors.install(fake_impls)
 
 
+def _trace_triton_kernels(builder: types.ModuleType) -> None:
+    from torch_backplane.compile import triton_calls
+
+    triton_calls.trace_kernels(builder)
+
+
+def _register_with_triton(backends: types.ModuleType) -> None:
+    from torch_backplane import triton_driver
+
+    triton_driver.register(backends)
+
+
 HOOKS: dict[str, Hook] = {
     "torch._ops": _pass_autocast,
     "torch._higher_order_ops.associative_scan": _install_associative_scan,
     "torch._dynamo": _register_with_dynamo,
+    "torch._dynamo.variables.builder": _trace_triton_kernels,
     "torch._functorch._aot_autograd.utils": _register_generators,
     "torch._inductor.utils": _treat_as_gpu,
     "torch._inductor.fx_passes.joint_graph": _replace_random_numbers,
     "torch._inductor.fx_passes.post_grad": _change_graphs,
-    "torch._inductor.ir": _scan_and_sort,
+    "torch._inductor.ir": _change_nodes,
     "torch._inductor.graph": _keep_layouts,
     "torch._inductor.lowering": _lower,
     "torch._inductor.scheduler": _schedule,
@@ -156,4 +173,5 @@ HOOKS: dict[str, Hook] = {
     "torch._inductor.compile_fx": _compile_for_host_devices,
     "torch._subclasses.fake_impls": _install_fake_tensors,
     "torch.nn.attention.flex_attention": _install_flex_attention,
+    "triton.backends": _register_with_triton,
 }

@@ -19,6 +19,7 @@ import torch_backplane.compile.flex_operator  # noqa: F401  defines an operator 
 from torch_backplane import _C
 from torch_backplane.compile import random_numbers as random_numbers_of_graphs
 from torch_backplane.compile.reduction_form import ITEMS_OF_THREAD
+from torch_backplane.compile.triton_calls import TritonKernel, triton_dtype  # noqa: F401  wrappers use them
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, write_state

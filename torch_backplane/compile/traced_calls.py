@@ -19,7 +19,7 @@ from torch._dynamo.variables import SkipFunctionVariable, ctx_manager
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from torch_backplane import _C, accelerator
-from torch_backplane.accelerator import legacy
+from torch_backplane.accelerator import dtypes, legacy
 from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
 
 
@@ -62,6 +62,15 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
+@torch.compiler.assume_constant_result
+def _has_tf32(index: int) -> bool:
+    return dtypes.has_tf32(index)
+
+
+def is_tf32_supported() -> bool:
+    return device_count() > 0 and _has_tf32(current_device())
+
+
 def current_stream(device: DeviceLike = None) -> torch.Stream:
     if _get_device_index(device, optional=True) != torch.accelerator.current_device_index():
         torch._dynamo.graph_break("torch.bp.current_stream of another device than the current one")
@@ -89,6 +98,7 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
     accelerator.get_device_properties: get_device_properties,
     accelerator.get_device_name: get_device_name,
     accelerator.get_device_capability: get_device_capability,
+    accelerator.is_tf32_supported: is_tf32_supported,
     accelerator.current_stream: current_stream,
     accelerator.stream: stream,
     accelerator.synchronize: synchronize,

@@ -59,8 +59,15 @@ class Settings:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that a worker needs to find the devices under test."""
-        wanted = {"TORCH_BACKPLANE_DRIVERS": self.driver, "TORCH_BACKPLANE_TARGET": self.target}
+        """The environment variables that a worker needs to find the devices under test.
+
+        NVIDIA's libraries must compute float32 in float32, as the CPU does.
+        """
+        wanted = {
+            "NVIDIA_TF32_OVERRIDE": "0",
+            "TORCH_BACKPLANE_DRIVERS": self.driver,
+            "TORCH_BACKPLANE_TARGET": self.target,
+        }
         if self.sanitize:
             wanted["TORCH_BACKPLANE_SANITIZE_KERNELS"] = "1"
         return {name: value for name, value in wanted.items() if value is not None}

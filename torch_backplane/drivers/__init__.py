@@ -19,6 +19,7 @@ from torch_backplane.drivers.base import (
     NativeDevice,
     NativeLauncher,
     SettingError,
+    TritonTarget,
 )
 from torch_backplane.drivers.discovery import (
     ENTRY_POINT_GROUP,
@@ -48,6 +49,7 @@ __all__ = [
     "NativeLauncher",
     "Routine",
     "SettingError",
+    "TritonTarget",
     "available",
     "device",
     "discover",

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,6 +134,20 @@ class KernelResources:
     registers: int | None = None  # per work item
     spilled_bytes: int | None = None  # per work item: private memory outside registers
     static_shared_memory: int | None = None  # bytes per work group
+    max_group_size: int | None = None  # work items per work group that the kernel can be launched with
+    # Bytes per work group that a launch can add. None: Target.local_memory less the static shared memory.
+    max_dynamic_shared_memory: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonTarget:
+    """What Triton compiles for. `Device.load` loads the binaries that it makes."""
+
+    backend: str  # Triton's name for the kind of hardware (GPUTarget.backend), such as "cuda"
+    architecture: int | str  # GPUTarget.arch, such as 90 for sm_90
+    warp_size: int  # work items
+    # What Triton's drivers return from get_device_properties(): at least max_shared_mem (bytes per work group).
+    properties: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -262,6 +276,9 @@ class Device(ABC):
 
     # Optional. The native context handle, which torch.bp.native_context() returns (OpenCL: the cl_context).
     native_context: int | None = None
+
+    # Optional; requires load(), launches with attributes, and the address space "device". Triton kernels can run.
+    triton_target: TritonTarget | None = None
 
     # Optional; requires read_sensor(). The keys of SENSORS that the device reports.
     sensors: Collection[str] = ()
@@ -724,6 +741,7 @@ class NativeDevice(ABC):
     """A device that is implemented in C++ (csrc/drivers/host/host_device.cpp). Not for drivers outside of Backplane."""
 
     properties: DeviceProperties
+    triton_target: None = None
 
     @abstractmethod
     def add(self, properties: Any, discrete: bool) -> None:

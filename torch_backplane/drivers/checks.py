@@ -256,6 +256,8 @@ def check_routine(owner: str, routine: Any) -> None:
         query = getattr(routine, name)
         if query is not None and not callable(query):
             raise TypeError(f"{owner} has the {name} {query!r}; it must be a function of a call, or None")
+    if not isinstance(routine.tf32, bool):
+        raise TypeError(f"{owner} has tf32 = {routine.tf32!r}, which must be a bool")
     if routine.cache is not None:
         missing = [name for name in ("size", "max_size", "set_max_size") if not hasattr(routine.cache, name)]
         if missing:

@@ -11,16 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 
+def _strides(*tensors: str) -> tuple[str, ...]:
+    return tuple(f"{tensor}_{axis}" for tensor in tensors for axis in ("batch", "head", "row"))
+
+
+_ATTENTION = (
+    "causal", "has_bias", "batch", "heads", "key_heads", "queries", "keys", "columns", "value_columns",
+    *_strides("query", "key", "value", "bias", "out"),
+)  # fmt: skip
+
+
 class Family(NamedTuple):
     """A family of routines: what they compute, and the names of their arguments in order.
 
-    The first memory argument is the result. Routines only read the others, unless the family specifies otherwise.
+    The first memory argument is the result. Routines only read the others, unless the family specifies otherwise
+    (docs/driver-contract.md).
     Numbers have the dtype of the routine, but float32 for float16 and bfloat16. A complex number is two numbers, its
     real and its imaginary part.
     """
@@ -40,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
         numbers=("alpha", "beta"),
         integers=(
             "batch", "rows", "columns", "depth", "c_row", "a_row", "b_row", "a_transposed", "b_transposed",
-            "c_step", "a_step", "b_step",
+            "c_step", "a_step", "b_step", "allowed",
         ),
     ),
     "fft": Family(
@@ -80,10 +91,23 @@ FAMILIES: Mapping[str, Family] = {
             "kind", "channels_last", "groups", "batch", "image_channels", "channels",
             "image_depth", "image_height", "image_width", "window_depth", "window_height", "window_width",
             "stride_depth", "stride_height", "stride_width", "padding_depth", "padding_height", "padding_width",
-            "dilation_depth", "dilation_height", "dilation_width",
+            "dilation_depth", "dilation_height", "dilation_width", "allowed",
         ),
     ),
-    "attention": Family("attention"),
+    "attention": Family(
+        "attention",
+        memory=("out", "logarithm", "query", "key", "value", "bias"),
+        numbers=("scale",),
+        integers=_ATTENTION,
+    ),
+    "attention_backward": Family(
+        "gradients of attention",
+        memory=(
+            "query_grad", "key_grad", "value_grad", "grad", "query", "key", "value", "bias", "out", "logarithm",
+        ),
+        numbers=("scale",),
+        integers=(*_ATTENTION, *_strides("grad", "query_grad", "key_grad", "value_grad")),
+    ),
     "rnn": Family("recurrent layers"),
     "sort": Family("sorting"),
     "collectives": Family("collective communication"),
@@ -96,6 +120,15 @@ class Transform(IntEnum):
     COMPLEX = 0
     REAL_TO_HALF = 1
     HALF_TO_REAL = 2
+
+
+class Allowed(IntFlag):
+    """What the user allows a matmul or convolution routine. Its `guard` refuses calls that it cannot compute so."""
+
+    TF32 = 1  # round float32 operands to TF32 (complex64 likewise)
+    ROUNDED_SUMS = 2  # round the parts of a divided sum to float16 or bfloat16
+    HALF_SUMS = 4  # accumulate float16 products in float16
+    DIVIDED_SUMS = 8  # divide the sum of a product among groups (split-K)
 
 
 class Convolution(IntEnum):
@@ -147,6 +180,8 @@ class Routine:
     # it returns None: 50 on GPUs, 101 on processors.
     cost: Callable[..., int | None] | None = None
     cache: PlanCache | None = None  # of the routine's own plans
+    # Whether the routine computes float32 in TF32 if that is allowed, for torch.bp.is_tf32_supported.
+    tf32: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

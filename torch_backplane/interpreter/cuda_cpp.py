@@ -32,6 +32,7 @@ _BEFORE = """\
 #define __global__ __attribute__((noinline))
 #define __device__
 #define __launch_bounds__(items)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static __attribute__((aligned(128)))
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
@@ -75,6 +76,48 @@ template <class T> static inline T interpreter_shuffled(const T value, const uin
 #define __int_as_float(x) interpreter_bits<float, int>(x)
 #define __double_as_longlong(x) interpreter_bits<long long, double>(x)
 #define __longlong_as_double(x) interpreter_bits<double, long long>(x)
+// Warp-level matrix instructions, as the PTX ISA describes their registers: lane 4 g + t of ldmatrix has the elements
+// 2 t and 2 t + 1 of row g of each 8 × 8 matrix, whose rows are at the addresses of 8 lanes; with .trans, of column g.
+// Lane 4 g + t of mma.m16n8k16 has the elements in rows g and g + 8 of a, in column g of b, and in columns 2 t and
+// 2 t + 1 of the sums.
+#define INTERPRETER_MATRIX static __attribute__((noinline, no_sanitize("thread"))) void
+INTERPRETER_MATRIX ldmatrix_x4_of(uint* to, const void* row, const bool transposed) {
+  ulong address = (ulong)row, all[32];
+  interpreter_range(address, 16, 0);
+  interpreter_shuffle_all(&address, 1, all);
+  const uint lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (uint matrix = 0; matrix < 4; ++matrix) {
+    uint both[2];
+    for (uint x = 0; x < 2; ++x) {
+      const uint of_row = transposed ? 2 * t + x : g, of_column = transposed ? g : 2 * t + x;
+      both[x] = ((const ushort*)all[8 * matrix + of_row])[of_column];
+    }
+    to[matrix] = both[0] | both[1] << 16;
+  }
+}
+template <class Decode>
+INTERPRETER_MATRIX mma_m16n8k16_of(float* sums, const uint* a, const uint b0, const uint b1, const Decode decode) {
+  const ulong given[3] = {a[0] | (ulong)a[1] << 32, a[2] | (ulong)a[3] << 32, b0 | (ulong)b1 << 32};
+  ulong all[32 * 3];
+  interpreter_shuffle_all(given, 3, all);
+  const uint lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (uint k = 0; k < 16; ++k) {
+    const uint of_k = k % 8 / 2, shift = k % 2 * 16;
+    float of_a[2], of_b[2];
+    for (uint x = 0; x < 2; ++x) {
+      of_a[x] = decode((ushort)(all[(4 * g + of_k) * 3 + k / 8] >> (32 * x + shift)));
+      of_b[x] = decode((ushort)(all[(4 * (2 * t + x) + of_k) * 3 + 2] >> (32 * (k / 8) + shift)));
+    }
+    for (uint x = 0; x < 4; ++x) sums[x] += of_a[x / 2] * of_b[x % 2];
+  }
+}
+#define ldmatrix_x4(to, row) ldmatrix_x4_of(to, row, false)
+#define ldmatrix_x4_trans(to, row) ldmatrix_x4_of(to, row, true)
+#define mma_m16n8k16_f16(sums, a, b0, b1) mma_m16n8k16_of(sums, a, b0, b1, interpreter_from_half)
+#define mma_m16n8k16_bf16(sums, a, b0, b1) \\
+  mma_m16n8k16_of(sums, a, b0, b1, [](const ushort bits) { return interpreter_bits<float, uint>((uint)bits << 16); })
+#define cp_async_16(to, from, bytes) interpreter_copy_later((ulong)(to), (ulong)(from), bytes)
+#define cp_async_wait_all() interpreter_wait_for_copies()
 #define INTERPRETER_ENTRY extern "C"
 #define INTERPRETER_OWN
 """

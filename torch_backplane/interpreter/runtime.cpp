@@ -35,6 +35,14 @@ std::map<uint64_t, std::vector<uint64_t>> free_slots;  // size → addresses
 
 // --- work items with their own stacks --------------------------------------------------------------------------------
 
+struct Copy {  // of 16 bytes to `to`: the first `bytes` are at `from`, the others are 0
+  char* to;
+  const char* from;
+  uint32_t bytes;
+};
+
+constexpr uint32_t kMaxGiven = 4;
+
 struct Fiber {
   jmp_buf at;
   ucontext_t context;
@@ -45,6 +53,9 @@ struct Fiber {
   uint64_t value = 0, result = 0;  // of a shuffle
   uint32_t lane = 0;               // whose value it gets
   uint64_t mask = 0;               // the lanes that must be in the shuffle; see kWholeSubgroup
+  uint64_t given[2][kMaxGiven] = {};  // of interpreter_shuffle_all, alternately
+  bool gives_second = false;
+  std::vector<Copy> copies;  // that it has begun
 };
 
 // All lanes, also those of work items that have ended. A mask of 32 bits leaves those out.
@@ -177,6 +188,8 @@ void run_group(uint64_t number) {
   }
   for (uint64_t i = 0; i < launch.group_items; ++i) {
     fibers[i]->alive = true;
+    fibers[i]->gives_second = false;
+    fibers[i]->copies.clear();
   }
   for (uint64_t alive = launch.group_items; alive > 0;) {
     const uint64_t before = alive;
@@ -333,6 +346,40 @@ uint64_t interpreter_shuffle_from(uint64_t value, uint32_t lane, uint64_t mask) 
 // Returns the value of the work item whose number is higher by `offset`, or its own if there is none in the subgroup.
 uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
   return interpreter_shuffle_from(value, item % kSubgroup + offset, kWholeSubgroup);
+}
+
+// Gives `count` values to every work item of the subgroup: those of lane n are all[n * count] and the next ones. Every
+// lane takes part.
+void interpreter_shuffle_all(const uint64_t* given, uint32_t count, uint64_t* all) {
+  Fiber* self = running;
+  const bool second = self->gives_second;
+  std::copy(given, given + count, self->given[second]);
+  interpreter_shuffle_from(0, 0, kWholeSubgroup);
+  // Lanes that resume before others write to their other place.
+  self->gives_second = !second;
+  const uint64_t first = item - item % kSubgroup, lanes = std::min<uint64_t>(kSubgroup, launch.group_items - first);
+  for (uint64_t lane = 0; lane < kSubgroup; ++lane) {
+    const uint64_t* one = fibers[first + std::min(lane, lanes - 1)]->given[second];
+    std::copy(one, one + count, all + lane * count);
+  }
+}
+
+// Copies 16 bytes, of which those behind the first `bytes` are 0. They arrive in interpreter_wait_for_copies.
+void interpreter_copy_later(char* to, const char* from, uint32_t bytes) {
+  void* instruction = __builtin_return_address(0);
+  if (bytes > 0) {
+    touch<kRead>(from, bytes, instruction);
+  }
+  touch<kWrite>(to, 16, instruction);
+  running->copies.push_back({to, from, bytes});
+}
+
+void interpreter_wait_for_copies() {
+  for (const Copy& one : running->copies) {
+    memcpy(one.to, one.from, one.bytes);
+    memset(one.to + one.bytes, 0, 16 - one.bytes);
+  }
+  running->copies.clear();
 }
 
 // A barrier for the work items of the mask: their memory accesses before it precede those behind it.

@@ -66,7 +66,7 @@ def _modelled(content: Any) -> Modelled:
         value = content.get(one)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{one} is {value!r}, and must be a whole number above 0")
-    target = Target(**figures | {"atomics": _atomics(figures["atomics"])})
+    target = Target(**figures | {one: _dtypes(one, figures[one]) for one in ("atomics", "matrix_dtypes")})
     return Modelled(
         name=name,
         target=target,
@@ -75,12 +75,12 @@ def _modelled(content: Any) -> Modelled:
     )
 
 
-def _atomics(content: Any) -> Any:
-    return frozenset(map(_dtype, content)) if isinstance(content, list) else content
+def _dtypes(figure: str, content: Any) -> Any:
+    return frozenset(_dtype(figure, one) for one in content) if isinstance(content, list) else content
 
 
-def _dtype(name: Any) -> torch.dtype:
+def _dtype(figure: str, name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"atomics contains {name!r}, which is not a dtype")
+        raise ValueError(f"{figure} contains {name!r}, which is not a dtype")
     return found

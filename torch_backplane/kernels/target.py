@@ -30,10 +30,13 @@ def _is_power_of_two(value: Any, most: int) -> bool:
     return _is_whole(value, 1, most) and value & (value - 1) == 0
 
 
-def _are_dtypes(value: Any) -> bool:
-    return isinstance(value, frozenset) and all(isinstance(one, torch.dtype) for one in value)
+def _are_dtypes(value: Any, known: frozenset[torch.dtype] | None = None) -> bool:
+    return isinstance(value, frozenset) and all(
+        isinstance(one, torch.dtype) and (known is None or one in known) for one in value
+    )
 
 
+_HALVES = frozenset({torch.float16, torch.bfloat16})
 _TRUTH = ("True or False", lambda value: isinstance(value, bool))
 _BYTES = ("a whole number of bytes, 0 or more", lambda value: _is_whole(value, 0))
 
@@ -50,6 +53,7 @@ _RULES = {
     "atomics": ("a frozenset of torch.dtype", _are_dtypes),
     "float64": _TRUTH,
     "native_float16": _TRUTH,
+    "matrix_dtypes": ("a frozenset of torch.float16 and torch.bfloat16", lambda value: _are_dtypes(value, _HALVES)),
     "cache_bytes": _BYTES,
 }
 
@@ -76,6 +80,8 @@ class Target:
             from `DeviceProperties.dtypes`.
         native_float16: whether instructions convert between float16 and float32. Without them kernels convert in
             integer arithmetic. Kernels compute in float32 in both cases, as PyTorch does.
+        matrix_dtypes: dtypes of operands that subgroups multiply by matrix instructions (tensor cores), which
+            accumulate in float32. A dialect that cannot express them ignores this (`Dialect.matrix_functions`).
         cache_bytes: size of the largest cache that all compute units share; 0 if unknown.
 
     Raises:
@@ -93,6 +99,7 @@ class Target:
     atomics: frozenset[torch.dtype] = frozenset({torch.int32, torch.uint32})
     float64: bool = True
     native_float16: bool = False
+    matrix_dtypes: frozenset[torch.dtype] = frozenset()
     cache_bytes: int = 0
 
     # The figures of each kind of device (`DeviceProperties.kind`) that differ from the defaults.

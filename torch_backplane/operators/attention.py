@@ -1,8 +1,8 @@
 """Scaled dot product attention in one pass, and its gradients, for calls that csrc/aten/attention.cpp selects.
 
-On devices whose work items run in lockstep, generated kernels compute it. On CPUs whose memory the host can access,
-PyTorch's CPU flash kernel does; the kernels work there too, and are slower. PyTorch composes other calls of matrix
-products and a softmax, which store a number for each pair of query and key.
+On devices whose work items run in lockstep, a library of the driver or generated kernels compute it. On CPUs whose
+memory the host can access, PyTorch's CPU flash kernel does; the kernels work there too, and are slower. PyTorch
+composes other calls of matrix products and a softmax, which store a number for each pair of query and key.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch_backplane.kernels.templates.attention import (
 )
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
+from torch_backplane.operators import library_attention
+from torch_backplane.operators.library_attention import Attended
 from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
@@ -36,13 +38,29 @@ from torch_backplane.planning import (
     random_numbers,
     run_reduction,
     run_template,
+    try_library,
 )
 from torch_backplane.planning.launch import traced
 
+
+def _host_refuses(query: torch.Tensor, call: Attended) -> str | None:
+    if call.lacks is not None:
+        return call.lacks
+    if query.shape[1] != call.operand("key").shape[1] or query.shape[3] != call.operand("value").shape[3]:
+        return "needs as many heads of keys as of queries, and as many columns of values"
+    return host_refuses(query)
+
+
 candidates = Candidates(
     "attention",
-    Candidate("host", host_refuses, cost=lambda query: costs.on_host("attention", torch.float32)),
-    Candidate("generated", lambda query: None),
+    Candidate("host", _host_refuses, cost=lambda query, call: costs.on_host("attention", torch.float32)),
+    Candidate(
+        "driver",
+        library_attention.why_not,
+        cost=library_attention.cost,
+        workspace=lambda form, query, call: library_attention.workspace(query, call),
+    ),
+    Candidate("generated", lambda query, call: None),
 )
 
 
@@ -66,27 +84,13 @@ def _trial_backward(operands: tuning.Operands) -> Callable[[], tuple[torch.Tenso
     return lambda: torch.ops.backplane.attention_backward(*saved)[:3]
 
 
-def _is_on_host(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    causal: bool,
-    only_by_kernels: bool,
-    backward: bool = False,
-) -> bool:
-    """Whether the host computes the call.
-
-    Args:
-        only_by_kernels: The call has dropout or needs a gradient of the bias, which only kernels support.
-    """
-    if only_by_kernels or query.shape[1] != key.shape[1] or query.shape[3] != value.shape[3]:
-        return False
-    operator = "AttentionBackward" if backward else "Attention"
+def _choose(operator: str, call: Attended) -> str:
+    """The library that computes the call: "host", "driver" or "generated"."""
+    query, key, value = (call.operand(name) for name in ("query", "key", "value"))
     problem = partial(
-        tuning.Problem.of, operator, query.dtype, query=query, key=key, value=value, bias=bias, causal=causal
+        tuning.Problem.of, operator, query.dtype, query=query, key=key, value=value, bias=call.bias, causal=call.causal
     )
-    return candidates.choose(query, problem=problem) == "host"
+    return candidates.choose(query, call, problem=problem)
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -112,7 +116,12 @@ def one_pass(
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
     logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
-    if _is_on_host(query, key, value, bias, is_causal, kept is not None):
+    tensors = {"query": query, "key": key, "value": value, "out": out}
+    described = Attended(tensors, bias, is_causal, None if kept is None else "computes no dropout")
+    library = _choose("Attention", described)
+    if library == "driver" and try_library(partial(library_attention.compute, described, logarithm, scale)):
+        return out, logarithm, None
+    if library == "host":
         given, results = (query, key, value, bias, is_causal, scale), {"out": out, "logarithm": logarithm}
         call_on_cpu(torch.ops.backplane.host_attention.default, *given, **results)
         return out, logarithm, None
@@ -141,15 +150,24 @@ def one_pass_backward(
     wanted: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and bias that `wanted` selects."""
-    if _is_on_host(query, key, value, bias, is_causal, kept is not None or wanted[3], backward=True):
-        query_grad, key_grad, value_grad = map(torch.empty_like, (query, key, value))
-        given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
-        results = {"of_query": query_grad, "of_key": key_grad, "of_value": value_grad}
-        call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
-        return query_grad, key_grad, value_grad, None
     gradients = [
         torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
     ]
+    tensors = {"query": query, "key": key, "value": value, "out": out, "grad": grad}
+    results = dict(zip(("query_grad", "key_grad", "value_grad"), gradients, strict=True))
+    lacks = "computes no dropout" if kept is not None else "computes no gradient of the mask" if wanted[3] else None
+    described = Attended(tensors | results, bias, is_causal, lacks)
+    library = _choose("AttentionBackward", described)
+    compute_gradients = partial(library_attention.compute_gradients, described, logarithm, scale)
+    if library == "driver" and try_library(compute_gradients):
+        return *gradients, None
+    if library == "host":
+        pairs = zip(gradients, (query, key, value), strict=True)
+        found = [torch.empty_like(one) if made is None else made for made, one in pairs]
+        given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
+        written = dict(zip(("of_query", "of_key", "of_value"), found, strict=True))
+        call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **written)
+        return *found, None
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
     params = AttentionParams(like_scores, is_causal, scale, dropout)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from torch_backplane.kernels.templates.unfold import Windows
-from torch_backplane.planning import Convolution, LibraryCall, runtime
+from torch_backplane.planning import Convolution, LibraryCall, allowed, runtime
 
 _ALIGNMENT = 16  # bytes, of all operands
 _AXES = ("depth", "height", "width")
@@ -32,7 +32,7 @@ class Described(NamedTuple):
     windows: Windows
     layout: torch.memory_format
 
-    def integers(self, kind: Convolution) -> dict[str, int]:
+    def integers(self, kind: Convolution, dtype: torch.dtype) -> dict[str, int]:
         """The integers of the routine. Convolutions in fewer dimensions have outer sizes of 1."""
         found = {
             "kind": int(kind),
@@ -46,10 +46,10 @@ class Described(NamedTuple):
             numbers = getattr(self.windows, name)
             every = [neutral] * (len(_AXES) - len(numbers)) + [*numbers]
             found |= {f"{name}_{axis}": number for axis, number in zip(_AXES, every, strict=True)}
-        return found
+        return found | {"allowed": int(allowed("convolutions", dtype))}
 
     def call(self, first: torch.Tensor, kind: Convolution) -> LibraryCall:
-        return LibraryCall(first.device, "convolution", first.dtype, lambda: self.integers(kind))
+        return LibraryCall(first.device, "convolution", first.dtype, lambda: self.integers(kind, first.dtype))
 
 
 def why_not(first: torch.Tensor, described: Described | None = None) -> str | None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from torch_backplane.planning import LibraryCall, divided
+from torch_backplane.planning import LibraryCall, allowed
 
 
 def why_not(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> str | None:
     """Why no library computes products with this result, in words that follow «it»; None if one does."""
     if out.dim() not in (2, 3):
         return "takes matrices and batches of matrices"
-    return _call(out, a, b).why_not() if divided(out.dtype).divides else "can divide sums"
+    return _call(out, a, b).why_not()
 
 
 def workspace(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
@@ -64,7 +64,7 @@ def _integers(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> dict[str, in
         step = one.shape[-2] * one.shape[-1] if is_copied else one.stride(0)
         found[f"{name}_step"] = step if one.dim() == 3 else 0
     del found["c_transposed"]  # a result with contiguous columns is computed as its transpose
-    return found
+    return found | {"allowed": int(allowed("products", c.dtype))}
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:

@@ -262,9 +262,18 @@ def product(
     else:
         form = chosen.partition("/")[2]
         added = None if beta == 0 else c
-        params = ProductParams(form, workspace(), **divided(out.dtype)._asdict())
+        params = ProductParams(
+            form, workspace(), **divided(out.dtype)._asdict(), aligned=_aligned(out, {"a": a, "b": b})
+        )
         run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
     return out
+
+
+def _aligned(out: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """`ProductParams.aligned`, which only matters for matrix instructions."""
+    if out.dtype not in dialect_of(out.device).target.matrix_dtypes:
+        return frozenset()
+    return frozenset(name for name, one in stored.items() if runtime.is_aligned(one, 16))
 
 
 def takes_operations(a: torch.Tensor, b: torch.Tensor, device: torch.device) -> bool:
@@ -292,7 +301,15 @@ def product_with_operations(
     """
     beta, alpha = factors(out.dtype, scales[1], scales[0])
     added = None if c is None or beta == 0 else c.expand(out.shape)
-    params = ProductParams("", workspace(), **divided(out.dtype)._asdict(), epilogue=epilogue, prologues=prologues)
+    stored = {name: one for name, one in (("a", a), ("b", b)) if name not in prologues}
+    params = ProductParams(
+        "",
+        workspace(),
+        **divided(out.dtype)._asdict(),
+        epilogue=epilogue,
+        prologues=prologues,
+        aligned=_aligned(out, stored),
+    )
     run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
 
 

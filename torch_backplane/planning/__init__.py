@@ -11,7 +11,7 @@ from torch_backplane.planning.candidates import Candidate, Candidates, try_libra
 from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
-from torch_backplane.planning.library_calls import LibraryCall
+from torch_backplane.planning.library_calls import LibraryCall, allowed
 from torch_backplane.planning.pointwise import (
     as_bits,
     check_fits,
@@ -48,6 +48,7 @@ __all__ = [
     "Refused",
     "RunOnCPU",
     "Transform",
+    "allowed",
     "as_bits",
     "call_on_cpu",
     "check",

@@ -15,8 +15,15 @@ import torch
 from torch_backplane import tuning
 from torch_backplane.planning.costs import GENERATED, unstated
 from torch_backplane.planning.launch import dialect_of
-from torch_backplane.planning.library_calls import LibraryFailed
-from torch_backplane.preferences import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
+from torch_backplane.planning.library_calls import LibraryFailed, computes_in_tf32
+from torch_backplane.preferences import (
+    DEFAULT,
+    LIBRARIES,
+    count_without_room,
+    has_float32_precision,
+    preferred,
+    workspace,
+)
 
 
 class Candidate(NamedTuple):
@@ -95,8 +102,14 @@ class Candidates:
             names = [name for each in forms for name in each]
             if len(names) > 1:
                 cache_bytes = dialect_of(first.device).target.cache_bytes
-                return tuning.winner(self.family, problem(), first.device, names, cache_bytes)
+                return tuning.winner(self.family, self._described(problem(), first), first.device, names, cache_bytes)
         return takers[0].library
+
+    def _described(self, problem: tuning.Problem, first: torch.Tensor) -> tuning.Problem:
+        """The problem, with whether libraries may compute it in TF32, as another one may then be the fastest."""
+        has_precision = has_float32_precision(self.family)
+        is_tf32 = has_precision and computes_in_tf32(self.family, first.device, first.dtype)
+        return problem._replace(parameters=f"{problem.parameters} {tuning.TF32}") if is_tf32 else problem
 
     def _forms(self, candidate: Candidate, *described: Any) -> list[str]:
         """The candidate's forms whose workspace fits the limit."""

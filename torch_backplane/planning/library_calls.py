@@ -10,12 +10,42 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C, drivers, tuning
-from torch_backplane.drivers.libraries import FAMILIES, Library, Routine, routines_of
+from torch_backplane import _C, drivers, preferences, tuning
+from torch_backplane.drivers.libraries import FAMILIES, Allowed, Library, Routine, routines_of
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 
 _failed: set[tuple[int, str, str]] = set()  # (device index, family, library name)
+
+
+def allowed(family: str, dtype: torch.dtype) -> Allowed:
+    """What the user allows libraries to do with numbers of a dtype.
+
+    Args:
+        family: "products" or "convolutions".
+        dtype: the dtype of operands and results.
+    """
+    is_float32 = dtype in (torch.float32, torch.complex64)
+    found = Allowed.TF32 if is_float32 and preferences.float32_precision(family) == "tf32" else Allowed(0)
+    if family == "products":
+        sums = preferences.divided(dtype)
+        if sums.reduced:
+            found |= Allowed.ROUNDED_SUMS
+        if sums.divides:
+            found |= Allowed.DIVIDED_SUMS
+        if dtype == torch.float16 and preferences.half_sums():
+            found |= Allowed.HALF_SUMS
+    return found
+
+
+def computes_in_tf32(family: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a library of the device's driver may compute numbers of a dtype in TF32, which other libraries do not.
+
+    Args:
+        family: "products" or "convolutions".
+    """
+    routines = routines_of(drivers.device(device.index), {"products": "matmul", "convolutions": "convolution"}[family])
+    return any(routine.tf32 for _, routine in routines) and Allowed.TF32 in allowed(family, dtype)
 
 
 class LibraryFailed(torch.AcceleratorError):

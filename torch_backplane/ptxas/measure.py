@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from torch_backplane.ptxas.occupancy import ARCHITECTURES, occupancy
 from torch_backplane.ptxas.sass import disassemble, lacking, machine_code, meant
 
 _OPTIONS = (*CudaCpp().compile_options, "--ptxas-options=-v", "--diag-suppress=177")  # 177: unused functions
+# Instructions that an architecture lacks. The target of the recorded kernels has them (device.TARGET).
+_NEWER = {"sm_75": re.compile(r"\bmma\.sync[.\w]*\.bf16")}
 _TOGETHER = 32  # kernels that are disassembled together
 
 
@@ -41,19 +44,25 @@ class Measured:
 
 
 def measure(kernels: Sequence[Kernel], architectures: Sequence[str]) -> list[dict[str, Measured]]:
-    """Compile kernels, and return the figures of each by architecture.
+    """Compile kernels, and return the figures of each by architecture, without architectures that lack an instruction.
 
     Raises:
         Missing: NVRTC or nvdisasm is not installed.
     """
     by_architecture = [_measure(kernels, one) for one in architectures]
-    return [dict(zip(architectures, row, strict=True)) for row in zip(*by_architecture, strict=True)]
+    return [
+        {name: one for name, one in zip(architectures, row, strict=True) if one is not None}
+        for row in zip(*by_architecture, strict=True)
+    ]
 
 
-def _measure(kernels: Sequence[Kernel], architecture: str) -> list[Measured]:
-    found: list[Measured] = []
+def _measure(kernels: Sequence[Kernel], architecture: str) -> list[Measured | None]:
+    found: list[Measured | None] = []
     code: dict[int, bytes] = {}
     for number, kernel in enumerate(kernels):
+        if architecture in _NEWER and _NEWER[architecture].search(kernel.text):
+            found.append(None)
+            continue
         try:
             made = compile_text(kernel.text, _OPTIONS, architecture)
         except CompileError as error:
@@ -66,7 +75,9 @@ def _measure(kernels: Sequence[Kernel], architecture: str) -> list[Measured]:
         if meant(kernel.text):
             code[number] = machine_code(made.code, kernel.entry)
     for number, listing in zip(code, disassemble([*code.values()], architecture) if code else (), strict=True):
-        found[number] = replace(found[number], lacking=lacking(meant(kernels[number].text), listing))
+        one = found[number]
+        assert one is not None
+        found[number] = replace(one, lacking=lacking(meant(kernels[number].text), listing))
     return found
 
 

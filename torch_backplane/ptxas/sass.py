@@ -14,20 +14,23 @@ from pathlib import Path
 from torch_backplane.ptxas.nvrtc import find
 
 LOADS, STORES, PRODUCTS = "vector loads", "vector stores", "matrix instructions"
+FRAGMENTS = "matrix loads"
 
-# An access to device memory of 8 bytes or more, or a product of matrices.
+# An access to device memory of 8 bytes or more, a product of matrices, or a load of factors from shared memory.
 _FOUND = {
-    LOADS: re.compile(r"\bLDG?\.E(?:\.\w+)*\.(?:64|128|256)\b"),
+    LOADS: re.compile(r"\bLD(?:G|GSTS)?\.E(?:\.\w+)*\.(?:64|128|256)\b"),
     STORES: re.compile(r"\bSTG?\.E(?:\.\w+)*\.(?:64|128|256)\b"),
     PRODUCTS: re.compile(r"\b(?:[HIDBQ]MMA|[HIQ]GMMA|UTC\w*MMA)\b"),
+    FRAGMENTS: re.compile(r"\bLDSM\b"),
 }
 # Without any of these, the compiler has found that the access is not needed.
-_ANY = {LOADS: re.compile(r"\bLDG?\.E\b"), STORES: re.compile(r"\bSTG?\.E\b")}
+_ANY = {LOADS: re.compile(r"\bLD(?:G|GSTS)?\.E\b"), STORES: re.compile(r"\bSTG?\.E\b")}
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(.*?) *;")
 # Text of CudaCpp.load_lanes and store_lanes, and of instructions in asm.
 _LOAD = re.compile(r"\(\(const Lanes<([\w ]+), (\d+)>\*\)\w+\)\[")
 _STORE = re.compile(r"\(\(Lanes<([\w ]+), (\d+)>\*\)\w+\)\[[^;]*\] = ")
-_PRODUCT = re.compile(r"\bw?mma(?:_sync|\.sync)")
+_PRODUCT, _FRAGMENT = re.compile(r"\bw?mma(?:_sync|\.sync)"), re.compile(r"\bldmatrix\.sync")
+_COPY = re.compile(r"\bcopy_16_bytes\(&")  # a call
 _BYTES = {
     **dict.fromkeys(("bool", "signed char", "unsigned char"), 1),
     **dict.fromkeys(("short", "ushort", "unsigned short"), 2),
@@ -38,8 +41,9 @@ _BYTES = {
 
 
 def meant(text: str) -> set[str]:
-    """Return which of LOADS, STORES and PRODUCTS a kernel's text means."""
-    found = {PRODUCTS} if _PRODUCT.search(text) else set()
+    """Return which of LOADS, STORES, PRODUCTS and FRAGMENTS a kernel's text means."""
+    patterns = {LOADS: _COPY, PRODUCTS: _PRODUCT, FRAGMENTS: _FRAGMENT}
+    found = {kind for kind, pattern in patterns.items() if pattern.search(text)}
     for kind, pattern in ((LOADS, _LOAD), (STORES, _STORE)):
         if any(_BYTES[type_name] * int(width) >= 8 for type_name, width in pattern.findall(text)):
             found.add(kind)
@@ -90,4 +94,4 @@ def lacking(wanted: set[str], listing: str) -> tuple[str, ...]:
     It lacks no loads if the compiler removed all loads.
     """
     lacks = (one for one in wanted if not _FOUND[one].search(listing))
-    return tuple(sorted(one for one in lacks if one == PRODUCTS or _ANY[one].search(listing)))
+    return tuple(sorted(one for one in lacks if one not in _ANY or _ANY[one].search(listing)))

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from torch_backplane.tuning.choosing import context, forced, is_trial, tune, winner
+from torch_backplane.tuning.choosing import TF32, context, forced, is_trial, tune, winner
 from torch_backplane.tuning.problems import Problem
 from torch_backplane.tuning.trials import Operands, trial
 
-__all__ = ["Operands", "Problem", "context", "forced", "is_trial", "trial", "tune", "winner"]
+__all__ = ["TF32", "Operands", "Problem", "context", "forced", "is_trial", "trial", "tune", "winner"]

@@ -7,19 +7,20 @@ import statistics
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_backplane import _C
+from torch_backplane import _C, preferences
 from torch_backplane._release import VERSION
 from torch_backplane.tuning.files import BadFile, Result, add_problem, add_result, read_results
 from torch_backplane.tuning.problems import Problem
 from torch_backplane.tuning.trials import ROUNDS, Clock, quickest
 
 DEFAULT = "Default"  # in results: the candidate that runs untuned calls
+TF32 = "tf32=1"  # the last parameter of a problem: libraries may compute float32 in TF32
 PREFIX = "PYTORCH_TUNABLEOP_"
 
 
@@ -278,7 +279,7 @@ def tune(family: str, problem: Problem, device: torch.device, candidates: Sequen
 
     def work() -> None:
         try:
-            with torch.no_grad(), _one_at_a_time:
+            with torch.no_grad(), _one_at_a_time, _precision_of(family, problem):
                 done.append(_times(family, problem, device, candidates, rotating))
         except BaseException as error:  # raised in the calling thread
             done.append(error)
@@ -291,6 +292,15 @@ def tune(family: str, problem: Problem, device: torch.device, candidates: Sequen
     if isinstance(found, BaseException):
         raise found
     return found
+
+
+def _precision_of(family: str, problem: Problem) -> AbstractContextManager[None]:
+    """Context manager in which libraries may compute float32 as the problem says."""
+    if not preferences.has_float32_precision(family):
+        return nullcontext()
+    wanted = "tf32" if problem.parameters.endswith(TF32) else "ieee"
+    changes = wanted != preferences.float32_precision(family)
+    return preferences.computing_float32_in(family, wanted if changes else None)
 
 
 def _times(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], rotating: int) -> Result:

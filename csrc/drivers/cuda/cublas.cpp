@@ -1,7 +1,10 @@
 #include "drivers/cuda/cublas.h"
 
+#include <c10/util/Half.h>
+
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "drivers/cuda/cuda_calls.h"
@@ -17,8 +20,10 @@ constexpr int kLeft = 0, kRight = 1; // cublasSideMode_t
 constexpr int kLower = 0, kUpper = 1; // cublasFillMode_t
 constexpr int kNotUnit = 0, kUnit = 1; // cublasDiagType_t
 constexpr int kComputeFloat = 68, kComputeDouble = 70; // cublasComputeType_t
+constexpr int kComputeHalf = 64, kComputeFloatInTf32 = 77; // if they are allowed
 constexpr int kNoReducedSums = 16; // cublasMath_t: CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kDefaultAlgorithm = -1; // cublasGemmAlgo_t
+constexpr int64_t kTf32 = 1, kRoundedSums = 2, kHalfSums = 4; // of the integer «allowed»
 
 // clang-format off
 // For matrices of numbers of any type.
@@ -28,7 +33,6 @@ constexpr int kDefaultAlgorithm = -1; // cublasGemmAlgo_t
 
 #define BACKPLANE_CUBLAS_FUNCTIONS(FUNCTION) \
   FUNCTION(cublasCreate_v2, (void** handle)) \
-  FUNCTION(cublasDestroy_v2, (void* handle)) \
   FUNCTION(cublasSetMathMode, (void* handle, int mode)) \
   FUNCTION(cublasSetStream_v2, (void* handle, void* stream)) \
   FUNCTION(cublasSetWorkspace_v2, (void* handle, void* workspace, size_t bytes)) \
@@ -75,21 +79,11 @@ constexpr std::array<MatrixType, 6> kMatrixTypes{{
     {"complex128", 5, 16, kComputeDouble, 2, kDoubleOne, &CublasApi::cublasZtrsm_v2_64},
 }};
 
-int make_handle(void** handle) {
-  if (const int status = cublas.cublasCreate_v2(handle)) {
-    return status;
-  }
-  const int status = cublas.cublasSetMathMode(*handle, kNoReducedSums);
-  if (status != 0) {
-    static_cast<void>(cublas.cublasDestroy_v2(*handle));
-  }
-  return status;
-}
-
 // Calls `use` with a handle, while the device's context is current.
 int with_handle(size_t index, c10::function_ref<int(void* handle)> use) {
   static auto& all = *new HandlePools<void*>; // never destroyed: cuBLAS can be unloaded before
-  return call_in_context(index, [&] { return all.at(index).with(&make_handle, use); });
+  return call_in_context(
+      index, [&] { return all.at(index).with([](void** made) { return cublas.cublasCreate_v2(made); }, use); });
 }
 
 // The same, with the native queue and a workspace.
@@ -124,26 +118,55 @@ Factor read_factor(const CArgument*& next, int parts) {
   return factor;
 }
 
+// How a product is computed: as its type is, or as the integer «allowed» of the family matmul lets it be.
+struct ProductPrecision {
+  ProductPrecision(const MatrixType& type, int64_t allowed)
+      : compute(
+            (allowed & kTf32) != 0           ? kComputeFloatInTf32
+                : (allowed & kHalfSums) != 0 ? kComputeHalf
+                                             : type.compute),
+        mode((allowed & kRoundedSums) != 0 ? 0 : kNoReducedSums) {}
+
+  // A factor as cuBLAS expects it: in float16 if sums are.
+  Factor converted(Factor factor) const {
+    if (compute == kComputeHalf) {
+      float value = 0;
+      std::memcpy(&value, factor.bytes, sizeof value);
+      const c10::Half half(value);
+      std::memcpy(factor.bytes, &half, sizeof half);
+    }
+    return factor;
+  }
+
+  int compute; // cublasComputeType_t
+  int mode; // cublasMath_t
+};
+
 // The arguments of the family matmul (docs/driver-contract.md), with a workspace. cuBLAS's matrices have contiguous
 // columns, so it computes the transpose of c, from the transposes of b and a.
 int multiply(size_t index, const MatrixType& type, void* queue, const CArgument* arguments) {
   const CArgument &c = arguments[0], &a = arguments[1], &b = arguments[2];
   const CArgument* next = arguments + 3;
-  const Factor alpha = read_factor(next, type.parts), beta = read_factor(next, type.parts);
+  const Factor given_alpha = read_factor(next, type.parts), given_beta = read_factor(next, type.parts);
   const auto integer = [next](int i) { return *static_cast<const int64_t*>(next[i].data); };
   const int64_t batch = integer(0), rows = integer(1), columns = integer(2), depth = integer(3);
   const int64_t c_row = integer(4), a_row = integer(5), b_row = integer(6);
   const int a_operation = integer(7) ? kTransposed : kPlain, b_operation = integer(8) ? kTransposed : kPlain;
   const int64_t c_step = integer(9), a_step = integer(10), b_step = integer(11);
-  return with_handle(index, queue, next[12], next[13], [&](void* handle) {
+  const ProductPrecision precision(type, integer(12));
+  const Factor alpha = precision.converted(given_alpha), beta = precision.converted(given_beta);
+  return with_handle(index, queue, next[13], next[14], [&](void* handle) {
+    if (const int status = cublas.cublasSetMathMode(handle, precision.mode)) {
+      return status;
+    }
     if (batch == 1) {
       return cublas.cublasGemmEx_64(
           handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, a.memory,
-          type.type, a_row, beta.bytes, c.memory, type.type, c_row, type.compute, kDefaultAlgorithm);
+          type.type, a_row, beta.bytes, c.memory, type.type, c_row, precision.compute, kDefaultAlgorithm);
     }
     return cublas.cublasGemmStridedBatchedEx_64(
         handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, b_step,
-        a.memory, type.type, a_row, a_step, beta.bytes, c.memory, type.type, c_row, c_step, batch, type.compute,
+        a.memory, type.type, a_row, a_step, beta.bytes, c.memory, type.type, c_row, c_step, batch, precision.compute,
         kDefaultAlgorithm);
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <complex>
+#include <utility>
 
 #include "library_handle.h"
 #include "numbers.h"
@@ -20,6 +21,7 @@ constexpr int kPlain = 0, kConjugated = 2; // cublasOperation_t
 namespace {
 
 struct Handle : LibraryHandle {
+  int mode = 0; // cublasMath_t
   char* workspace = nullptr;
   size_t workspace_bytes = 0;
 };
@@ -37,10 +39,14 @@ struct Matrix {
   bool transposed;
 };
 
+// What is rounded, other than results. The sums are computed in double, unlike in NVIDIA's library.
+enum class Rounded { kNothing, kOperandsToTf32, kSums, kHalvesOfSums };
+
 struct Product {
   Matrix a, b, c;
   int64_t m, n, k, batch;
   std::complex<double> alpha, beta;
+  Rounded what = Rounded::kNothing;
 };
 
 template <class T, class Wide>
@@ -58,17 +64,26 @@ Wide factor(std::complex<double> value) {
   }
 }
 
-// Sums are computed in double, unlike in NVIDIA's library.
 template <class T, class Wide>
 void compute(const Product& product) {
   const Wide alpha = factor<Wide>(product.alpha), beta = factor<Wide>(product.beta);
+  const bool to_tf32 = product.what == Rounded::kOperandsToTf32 && uses_tf32();
+  const auto operand = [to_tf32](Wide value) { return to_tf32 ? tf32(value) : value; };
+  const auto narrow = [](Wide value) { return Wide(rounded<T>(value)); };
+  const int64_t half = product.what == Rounded::kHalvesOfSums ? product.k / 2 : 0;
   for (int64_t batch = 0; batch < product.batch; ++batch) {
     for (int64_t column = 0; column < product.n; ++column) {
       for (int64_t row = 0; row < product.m; ++row) {
-        Wide sum = 0;
+        Wide sum = 0, first_half = 0;
         for (int64_t i = 0; i < product.k; ++i) {
-          sum += element<T, Wide>(product.a, batch, row, i) * element<T, Wide>(product.b, batch, i, column);
+          if (i == half) {
+            first_half = std::exchange(sum, 0);
+          }
+          sum += operand(element<T, Wide>(product.a, batch, row, i)) *
+              operand(element<T, Wide>(product.b, batch, i, column));
+          sum = product.what == Rounded::kSums ? narrow(sum) : sum;
         }
+        sum = half == 0 ? sum : narrow(first_half) + narrow(sum);
         sum *= alpha;
         if (beta != Wide(0)) { // else the result is not read
           sum += beta * element<T, Wide>(product.c, batch, row, column);
@@ -88,6 +103,8 @@ struct Type {
   void (*product)(const Product&);
 };
 constexpr int kFloat = 68, kDouble = 70;
+constexpr int kHalf = 64, kFloatInTf32 = 77; // instead of kFloat, for some types
+constexpr int kNoReducedSums = 16; // of cublasMath_t
 constexpr Type types[] = {
     {0, 4, kFloat, false, &compute<float, double>},
     {1, 8, kDouble, false, &compute<double, double>},
@@ -97,12 +114,27 @@ constexpr Type types[] = {
     {5, 16, kDouble, true, &compute<std::complex<double>, std::complex<double>>},
 };
 
-std::complex<double> read(const void* number, const Type& type) {
+std::complex<double> read(const void* number, const Type& type, int compute) {
+  if (compute == kHalf) {
+    return static_cast<double>(*static_cast<const _Float16*>(number));
+  }
   double parts[2] = {};
   for (int i = 0; i <= type.is_complex; ++i) {
     parts[i] = type.compute == kFloat ? static_cast<const float*>(number)[i] : static_cast<const double*>(number)[i];
   }
   return {parts[0], parts[1]};
+}
+
+bool accepts(const Type& type, int compute) {
+  const bool is_float32 = type.compute == kFloat && type.bytes == (type.is_complex ? 8 : 4);
+  return compute == type.compute || (compute == kFloatInTf32 && is_float32) || (compute == kHalf && type.number == 2);
+}
+
+Rounded rounded_in(const Handle& handle, const Type& type, int compute) {
+  return compute == kFloatInTf32                            ? Rounded::kOperandsToTf32
+      : compute == kHalf                                    ? Rounded::kSums
+      : type.bytes == 2 && !(handle.mode & kNoReducedSums) ? Rounded::kHalvesOfSums
+                                                            : Rounded::kNothing;
 }
 
 // Whether a matrix with as many rows and columns in memory is valid.
@@ -127,7 +159,7 @@ int multiply(Handle& handle, const Product& product, int compute, int algorithm,
   const auto* type =
       std::find_if(std::begin(types), std::end(types), [&](auto& one) { return one.number == product.a.type; });
   REQUIRE(type != std::end(types) && product.b.type == type->number, kNotSupported);
-  REQUIRE(product.c.type == type->number && compute == type->compute && algorithm == -1, kNotSupported);
+  REQUIRE(product.c.type == type->number && accepts(*type, compute) && algorithm == -1, kNotSupported);
   REQUIRE(product.m > 0 && product.n > 0 && product.k > 0 && product.batch > 0, kInvalidValue); // 0 is not emulated
   REQUIRE(alpha != nullptr && beta != nullptr, kInvalidValue);
   const auto valid = [&](const Matrix& one, int64_t rows, int64_t columns) {
@@ -137,8 +169,9 @@ int multiply(Handle& handle, const Product& product, int compute, int algorithm,
   REQUIRE(valid(product.a, product.m, product.k) && valid(product.b, product.k, product.n), kInvalidValue);
   REQUIRE(valid(product.c, product.m, product.n), kInvalidValue);
   Product given = product;
-  given.alpha = read(alpha, *type);
-  given.beta = read(beta, *type);
+  given.alpha = read(alpha, *type, compute);
+  given.beta = read(beta, *type, compute);
+  given.what = rounded_in(handle, *type, compute);
   return submit_call(handle, [given, type] { type->product(given); });
 }
 
@@ -231,7 +264,9 @@ API cublasDestroy_v2(Handle* handle) {
 
 API cublasSetMathMode(Handle* handle, int mode) {
   ENTER_HANDLE(handle);
-  return (mode & ~16) == 0 ? kSuccess : kNotSupported;
+  REQUIRE((mode & ~kNoReducedSums) == 0, kNotSupported);
+  use.handle->mode = mode;
+  return kSuccess;
 }
 
 API cublasSetStream_v2(Handle* handle, CUstream stream) {

@@ -1,7 +1,9 @@
-// libcudnn: convolutions by its graph API, in host memory.
+// libcudnn: convolutions and attention by its graph API, in host memory.
 //
-// A graph of one convolution has three engine configurations. A plan of the first one cannot be finalized. The second
-// one is noted for what gives other numbers, and gives some. The third one computes the convolution.
+// A graph has three engine configurations. A plan of the first one cannot be finalized. The second one is noted for
+// what gives other numbers: it computes convolutions of float32 in TF32, and gives wrong numbers in other dtypes; for
+// gradients of attention it is noted for an order of additions that changes, and computes them. The third one computes
+// the graph.
 
 #include <algorithm>
 #include <limits>
@@ -9,99 +11,15 @@
 #include <set>
 #include <vector>
 
-#include "library_handle.h"
+#include "cudnn_attention.h"
+#include "cudnn_descriptors.h"
 #include "numbers.h"
-
-enum Status : int {
-  kSuccess = 0,
-  kNotInitialized = 1001,
-  kBadParam = 2000,
-  kNullPointer = 2002,
-  kMisalignedPointer = 2003,
-  kNotFinalized = 2004,
-  kOutOfBound = 2005,
-  kSizeInsufficient = 2006,
-  kShapeMismatch = 2008,
-  kDuplicatedEntries = 2009,
-  kAttributeType = 2010,
-  kNotSupported = 3000,
-  kNotSupportedLayout = 3004,
-  kInternalError = 4000,
-  kExecutionFailed = 5000,
-};
 
 namespace {
 
-// cudnnBackendDescriptorType_t
-enum Kind : int {
-  kConvolution = 1,
-  kEngine = 2,
-  kEngineConfig = 3,
-  kHeuristics = 4,
-  kPlan = 5,
-  kForward = 10,
-  kOfWeight = 11,
-  kOfImage = 12,
-  kGraph = 15,
-  kVariantPack = 16,
-  kTensor = 17,
-};
-
-// cudnnBackendAttributeType_t
-enum Type : int {
-  kHandleType = 0,
-  kDataType = 1,
-  kInt64 = 3,
-  kFloat = 4,
-  kDouble = 5,
-  kPointer = 6,
-  kConvolutionMode = 7,
-  kHeuristicsMode = 8,
-  kNumericalNote = 11,
-  kDescriptor = 15,
-};
-
-int bytes_of(int type) {
-  return type == kDataType || type == kFloat || type == kConvolutionMode || type == kHeuristicsMode ? 4 : 8;
-}
-
 struct Handle : LibraryHandle {};
 
-struct Attribute {
-  int type;
-  int64_t count;
-  std::vector<char> bytes;
-};
-
-struct Descriptor {
-  Kind kind = kTensor;
-  bool is_final = false;
-  std::map<int, Attribute> attributes;
-  std::vector<std::shared_ptr<Descriptor>> used;
-  int engine = 0; // of engines and their configurations: which of the three
-  int64_t workspace = 0; // bytes, of plans
-
-  bool has(int name) const {
-    return attributes.count(name) != 0;
-  }
-  template <class T>
-  std::vector<T> all(int name) const {
-    const Attribute& found = attributes.at(name);
-    std::vector<T> values(found.count);
-    memcpy(values.data(), found.bytes.data(), found.bytes.size());
-    return values;
-  }
-  template <class T>
-  T one(int name) const {
-    return all<T>(name).at(0);
-  }
-  // A descriptor that is an attribute. Null if it is destroyed.
-  std::shared_ptr<Descriptor> link(int name) const {
-    return find(one<Descriptor*>(name));
-  }
-};
-
-// The types of the attributes that can be set. All are required.
+// The types of the attributes that can be set. All are required, except those of optional_types().
 const std::map<int, int> kConvolutionTypes{{100, kDataType}, {101, kConvolutionMode}, {102, kInt64}, {103, kInt64},
                                            {104, kInt64},    {105, kInt64},           {106, kInt64}};
 const std::map<int, int> kTensorTypes{{900, kInt64}, {901, kDataType}, {902, kInt64}, {903, kInt64}, {906, kInt64}};
@@ -131,59 +49,16 @@ std::map<int, int> types_of(Kind kind, int number_type) {
     default:
       break;
   }
-  std::map<int, int> found;
+  std::map<int, int> found = attention_types(kind).required;
   for (int i = 0; is_operation(kind) && i < 6; ++i) {
     found[first_of(kind) + i] = i < 2 ? number_type : kDescriptor;
   }
   return found;
 }
 
-int number_bytes(int type) { // of a cudnnDataType_t; 0 if it is not supported
-  return type == 0 ? 4 : type == 1 ? 8 : type == 2 || type == 9 ? 2 : 0;
+std::map<int, int> optional_types(Kind kind) {
+  return kind == kTensor ? std::map<int, int>{{907, kBoolean}, {908, kBoolean}} : attention_types(kind).optional;
 }
-
-struct Tensor {
-  std::vector<int64_t> sizes, strides;
-  int type;
-  int64_t id, alignment;
-
-  explicit Tensor(const Descriptor& of)
-      : sizes(of.all<int64_t>(902)),
-        strides(of.all<int64_t>(903)),
-        type(of.one<int>(901)),
-        id(of.one<int64_t>(906)),
-        alignment(of.one<int64_t>(900)) {}
-  int64_t elements() const {
-    int64_t count = 1;
-    for (const int64_t size : sizes) {
-      count *= size;
-    }
-    return count;
-  }
-  int64_t bytes() const {
-    return elements() * number_bytes(type);
-  }
-  bool is_dense() const { // of any order
-    std::vector<size_t> order(sizes.size());
-    for (size_t d = 0; d < order.size(); ++d) {
-      order[d] = d;
-    }
-    std::sort(order.begin(), order.end(), [this](size_t a, size_t b) {
-      return std::pair(strides[a], sizes[a]) < std::pair(strides[b], sizes[b]);
-    });
-    int64_t step = 1;
-    for (const size_t d : order) {
-      if (sizes[d] != 1 && strides[d] != step) {
-        return false;
-      }
-      step *= sizes[d];
-    }
-    return true;
-  }
-  bool has_channels_last() const {
-    return sizes[1] > 1 && strides[1] == 1 && elements() != sizes[0] * sizes[1];
-  }
-};
 
 // An operation with its tensors and numbers.
 struct Convolution {
@@ -224,26 +99,6 @@ struct Convolution {
   }
 };
 
-// Calls a function with the index of each element.
-template <class Function>
-void for_each(const std::vector<int64_t>& sizes, Function function) {
-  std::vector<int64_t> at(sizes.size());
-  for (size_t d = sizes.size(); d != size_t(-1);) {
-    function(at);
-    for (d = sizes.size() - 1; d != size_t(-1) && ++at[d] == sizes[d]; --d) {
-      at[d] = 0;
-    }
-  }
-}
-
-int64_t offset(const Tensor& tensor, const std::vector<int64_t>& at) {
-  int64_t found = 0;
-  for (size_t d = 0; d < at.size(); ++d) {
-    found += at[d] * tensor.strides[d];
-  }
-  return found;
-}
-
 // Adds the products of all windows up.
 template <class T>
 void execute(const Convolution& of, T* weight, T* image, T* values) {
@@ -283,6 +138,22 @@ void execute(const Convolution& of, char* weight, char* image, char* values) {
   execute(of, reinterpret_cast<T*>(weight), reinterpret_cast<T*>(image), reinterpret_cast<T*>(values));
 }
 
+// Computes float32 as tensor cores do.
+void execute_in_tf32(const Convolution& of, std::vector<char*> memory) {
+  std::vector<float> copies[3];
+  const Tensor* const tensors[] = {&of.weight, &of.image, &of.values};
+  const int result = of.kind == kForward ? 2 : of.kind == kOfImage ? 1 : 0;
+  for (int i = 0; i < 3 && uses_tf32(); ++i) {
+    if (i != result) {
+      const auto* const given = reinterpret_cast<const float*>(memory[i]);
+      copies[i].assign(given, given + tensors[i]->elements());
+      std::transform(copies[i].begin(), copies[i].end(), copies[i].begin(), [](float one) { return tf32(one); });
+      memory[i] = reinterpret_cast<char*>(copies[i].data());
+    }
+  }
+  execute<float>(of, memory[0], memory[1], memory[2]);
+}
+
 // Whether no descriptor that the plan uses was destroyed.
 bool is_alive(const Descriptor& of) {
   return std::all_of(
@@ -297,7 +168,8 @@ int finalize_tensor(const Descriptor& of) {
   REQUIRE(number_bytes(tensor.type) != 0, kNotSupported);
   REQUIRE(
       tensor.alignment >= number_bytes(tensor.type) && tensor.alignment % number_bytes(tensor.type) == 0, kBadParam);
-  return tensor.is_dense() ? kSuccess : kNotSupportedLayout;
+  REQUIRE(!tensor.is_virtual || !tensor.is_by_value, kBadParam);
+  return tensor.overlaps() ? kNotSupportedLayout : kSuccess;
 }
 
 int finalize_convolution(const Descriptor& of) {
@@ -319,6 +191,10 @@ int finalize_operation(const Descriptor& of) {
     REQUIRE(of.link(first + i)->kind == kTensor, kBadParam);
   }
   const Convolution found(of);
+  for (const Tensor* one : {&found.weight, &found.image, &found.values}) {
+    REQUIRE(one->is_dense(), kNotSupportedLayout);
+    REQUIRE(!one->is_virtual && !one->is_by_value, kNotSupported);
+  }
   const int type = found.image.type, compute = convolution->one<int>(100);
   REQUIRE(found.weight.type == type && found.values.type == type, kNotSupported);
   REQUIRE(compute == (type == 1 ? 1 : 0), kNotSupported);
@@ -332,9 +208,34 @@ int finalize_operation(const Descriptor& of) {
   return found.is_consistent(convolution->all<int64_t>(104)) ? kSuccess : kShapeMismatch;
 }
 
+std::vector<std::shared_ptr<Descriptor>> operations_of(const Descriptor& graph) {
+  std::vector<std::shared_ptr<Descriptor>> found;
+  for (Descriptor* const one : graph.all<Descriptor*>(801)) {
+    found.push_back(find(one));
+  }
+  return found;
+}
+
+// The graph if it is one of attention.
+std::optional<AttentionGraph> attention_of(const Descriptor& graph) {
+  std::optional<AttentionGraph> found;
+  if (is_attention_operation(graph.link(801)->kind)) {
+    found.emplace(operations_of(graph));
+    static_cast<void>(found->check());
+  }
+  return found;
+}
+
 // Real engines do not support every layout in every dtype: these do not support channels last in float64.
 int finalize_graph(const Descriptor& of) {
   const auto operation = of.link(801);
+  if (is_attention_operation(operation->kind)) {
+    const auto all = operations_of(of);
+    REQUIRE(
+        std::all_of(all.begin(), all.end(), [](const auto& one) { return is_attention_operation(one->kind); }),
+        kNotSupported);
+    return AttentionGraph(all).check();
+  }
   REQUIRE(of.attributes.at(801).count == 1 && is_operation(operation->kind), kNotSupported);
   const Convolution found(*operation);
   const bool channels_last = found.image.has_channels_last() || found.values.has_channels_last();
@@ -346,8 +247,10 @@ int finalize_plan(Descriptor& of) {
   REQUIRE(config->kind == kEngineConfig && !config->used.empty(), kBadParam);
   REQUIRE(config->engine != 0, kNotSupported);
   of.engine = config->engine;
-  const auto operation = config->used[0]->link(801);
-  of.workspace = Convolution(*operation).result().elements() * static_cast<int64_t>(sizeof(double));
+  const Descriptor& graph = *config->used[0];
+  of.workspace = attention_of(graph)
+      ? 1000
+      : Convolution(*graph.link(801)).result().elements() * static_cast<int64_t>(sizeof(double));
   return emulator_prepare() == CUDA_SUCCESS ? kSuccess : kInternalError;
 }
 
@@ -357,11 +260,56 @@ int finalize_pack(const Descriptor& of) {
   return std::set<int64_t>(ids.begin(), ids.end()).size() == ids.size() ? kSuccess : kDuplicatedEntries;
 }
 
+// Executes a plan of attention.
+int attend(
+    const AttentionGraph& graph,
+    const std::vector<int64_t>& ids,
+    const std::vector<char*>& pointers,
+    char* workspace,
+    const Descriptor& plan,
+    CUstream stream) {
+  std::map<int64_t, char*> memory;
+  std::map<int64_t, float> values; // read now: the host's memory is only valid in the call
+  for (const auto& [id, tensor] : graph.tensors()) {
+    if (tensor.is_virtual) {
+      continue;
+    }
+    const auto at = std::find(ids.begin(), ids.end(), id);
+    REQUIRE(at != ids.end(), kBadParam);
+    char* const pointer = pointers[at - ids.begin()];
+    if (tensor.is_by_value) {
+      REQUIRE(pointer != nullptr && !is_device_memory(pointer, sizeof(float)), kBadParam);
+      memcpy(&values[id], pointer, sizeof(float));
+      continue;
+    }
+    REQUIRE(is_device_memory(pointer, tensor.reach()), kBadParam);
+    REQUIRE(reinterpret_cast<uintptr_t>(pointer) % tensor.alignment == 0, kMisalignedPointer);
+    memory[id] = pointer;
+  }
+  REQUIRE(ids.size() == memory.size() + values.size(), kBadParam); // no others
+  const bool is_wrong = plan.engine == 1 && !graph.is_backward(); // the numbers that its note allows
+  const auto work = [graph, memory, values, workspace, bytes = plan.workspace, is_wrong] {
+    memset(workspace, 0xff, bytes); // it is not free for others
+    auto scaled = values;
+    for (auto& [id, value] : scaled) {
+      value = is_wrong ? value * 3 + 1 : value;
+    }
+    graph.execute(memory, scaled);
+  };
+  return submit(stream, work) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+}
+
 } // namespace
 
 API cudnnGetProperty(int which, int* value) {
   ENTER();
   return property(reinterpret_cast<void*>(&cudnnGetProperty), which, value, kBadParam);
+}
+
+// CUDNN_EMULATOR_VERSION replaces it.
+extern "C" __attribute__((visibility("default"))) size_t cudnnGetVersion() {
+  const char* const chosen = getenv("CUDNN_EMULATOR_VERSION");
+  return chosen != nullptr ? strtoul(chosen, nullptr, 10) : 92801;
 }
 
 API cudnnCreate(Handle** made) {
@@ -382,8 +330,10 @@ API cudnnSetStream(Handle* given, CUstream stream) {
 API cudnnBackendCreateDescriptor(int kind, Descriptor** made) {
   ENTER();
   REQUIRE(made != nullptr, kNullPointer);
-  const std::set<int> known{kConvolution, kEngine,  kEngineConfig, kHeuristics,  kPlan,  kForward,
-                            kOfWeight,    kOfImage, kGraph,        kVariantPack, kTensor};
+  const std::set<int> known{
+      kConvolution,      kEngine,    kEngineConfig,       kHeuristics,      kPlan,      kForward, kOfWeight,
+      kOfImage,          kGraph,     kVariantPack,        kTensor,          kPointwise, kProduct, kPointwiseOperation,
+      kProductOperation, kReduction, kReductionOperation, kReshapeOperation};
   REQUIRE(known.count(kind) != 0, kNotSupported);
   auto descriptor = std::make_shared<Descriptor>();
   descriptor->kind = static_cast<Kind>(kind);
@@ -401,7 +351,8 @@ API cudnnBackendSetAttribute(Descriptor* given, int name, int type, int64_t coun
   const auto descriptor = find(given);
   REQUIRE(descriptor != nullptr && !descriptor->is_final, kBadParam);
   REQUIRE(values != nullptr && count >= 1, kNullPointer);
-  const auto types = types_of(descriptor->kind, type == kDouble ? kDouble : kFloat);
+  auto types = types_of(descriptor->kind, type == kDouble ? kDouble : kFloat);
+  types.merge(optional_types(descriptor->kind));
   const auto expected = types.find(name);
   REQUIRE(expected != types.end(), kBadParam);
   REQUIRE(expected->second == type, kAttributeType);
@@ -451,6 +402,14 @@ API cudnnBackendFinalize(Descriptor* given) {
     case kHeuristics:
       status = of->link(201)->kind == kGraph ? kSuccess : kBadParam;
       break;
+    case kPointwise:
+    case kProduct:
+    case kReduction:
+    case kPointwiseOperation:
+    case kProductOperation:
+    case kReductionOperation:
+    case kReshapeOperation: // finalize_graph() checks them together
+      break;
     default:
       status = is_operation(of->kind) ? finalize_operation(*of) : kBadParam;
   }
@@ -491,8 +450,9 @@ API cudnnBackendGetAttribute(Descriptor* given, int name, int type, int64_t room
     REQUIRE(of->is_final, kNotFinalized);
     REQUIRE(type == kNumericalNote, kAttributeType);
     // In turn: tensor cores (float32), converted inputs, or an order of additions that changes.
-    const Convolution found(*of->used[0]->link(801));
-    const int note = found.image.type == 0 ? 0 : found.kind == kForward ? 1 : 3;
+    const auto operation = of->used[0]->link(801);
+    const bool is_float = is_operation(operation->kind) && Convolution(*operation).image.type == kFloats;
+    const int note = is_float ? 0 : operation->kind == kForward ? 1 : 4;
     *count = of->engine == 1 ? 1 : 0;
     if (room >= 1 && *count == 1) {
       *static_cast<int*>(values) = note;
@@ -517,9 +477,15 @@ API cudnnBackendExecute(Handle* given, Descriptor* plan_given, Descriptor* pack_
   REQUIRE(plan != nullptr && plan->kind == kPlan && plan->is_final, kNotFinalized);
   REQUIRE(pack != nullptr && pack->kind == kVariantPack && pack->is_final, kNotFinalized);
   REQUIRE(is_alive(*plan), kBadParam);
-  const Convolution of(*plan->link(401)->used[0]->link(801));
+  const Descriptor& graph = *plan->link(401)->used[0];
   const auto ids = pack->all<int64_t>(1000);
   const auto pointers = pack->all<char*>(1001);
+  char* const workspace = pack->one<char*>(1003);
+  REQUIRE(is_device_memory(workspace, plan->workspace), kNullPointer);
+  if (const auto attention = attention_of(graph)) {
+    return attend(*attention, ids, pointers, workspace, *plan, use.handle->stream);
+  }
+  const Convolution of(*graph.link(801));
   std::vector<char*> found;
   for (const Tensor* tensor : {&of.weight, &of.image, &of.values}) {
     const auto at = std::find(ids.begin(), ids.end(), tensor->id);
@@ -529,12 +495,12 @@ API cudnnBackendExecute(Handle* given, Descriptor* plan_given, Descriptor* pack_
     REQUIRE(reinterpret_cast<uintptr_t>(memory) % tensor->alignment == 0, kMisalignedPointer);
     found.push_back(memory);
   }
-  char* const workspace = pack->one<char*>(1003);
-  REQUIRE(is_device_memory(workspace, plan->workspace), kNullPointer);
   const auto work = [of, found, workspace, bytes = plan->workspace, engine = plan->engine] {
     memset(workspace, 0xff, bytes); // it is not free for others
     const int type = of.image.type;
-    if (engine == 1) { // the numbers that its note allows
+    if (engine == 1 && type == 0) {
+      execute_in_tf32(of, found);
+    } else if (engine == 1) { // the numbers that its note allows
       memset(found[of.kind == kForward ? 2 : of.kind == kOfImage ? 1 : 0], 0x11, of.result().bytes());
     } else if (type == 0) {
       execute<float>(of, found[0], found[1], found[2]);

@@ -17,7 +17,6 @@ int printf(const char* format, ...);
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __restrict__ __restrict
-#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __grid_constant__
 #define __CUDACC__ 1
 #define __CUDACC_RTC__ 1

@@ -93,6 +93,10 @@ CUresult make_launch(const CUDA_KERNEL_NODE_PARAMS& given, std::shared_ptr<Kerne
 
 CUresult KernelLaunch::execute(Context& context) {
   RETURN_ERROR(injected_fault("(kernel)"));
+  if (function->host != nullptr) {
+    const unsigned sizes[] = {grid[0], grid[1], grid[2], block[0], block[1], block[2], shared};
+    return static_cast<CUresult>(function->host(sizes, parameters.data(), parameters.size()));
+  }
   std::vector<InterpreterArgument> arguments;
   for (size_t i = 0; i < function->parameter_bytes.size(); ++i) {
     arguments.push_back({nullptr, 0, parameters.data() + function->parameter_offsets[i], function->parameter_bytes[i]});

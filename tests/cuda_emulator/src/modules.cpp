@@ -225,7 +225,9 @@ CUresult load_image(const void* image, const std::shared_ptr<Context>& context, 
   REQUIRE(image != nullptr, CUDA_ERROR_INVALID_VALUE);
   auto module = std::make_shared<Module>();
   module->context = context;
-  if (is_elf(image)) {
+  if (is_elf(image) && is_cubin(image)) {
+    RETURN_ERROR(load_cubin(image, module));
+  } else if (is_elf(image)) {
     RETURN_ERROR(load_binary(image, elf_bytes(image), false, module));
   } else {
     const std::vector<char> binary = binary_of(static_cast<const char*>(image));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "contexts.h"
+#include "cubins.h"
 #include "cuda_api.h"
 
 // The interpreter's structures; see torch_backplane/interpreter/interpreter.h.
@@ -27,6 +28,7 @@ struct Function {
   std::string name;
   std::weak_ptr<Module> module;
   InterpreterKernel kernel{};
+  HostKernel host = nullptr; // takes the place of `kernel` in binaries of NVIDIA's compiler
   std::vector<uint64_t> parameter_bytes, parameter_offsets;
   std::vector<uint64_t> parameter_elements; // bytes of what each points to; 0 for those that are no pointers
   std::vector<std::string> parameter_names; // empty if they are not known
@@ -39,7 +41,7 @@ struct Module {
   ~Module();
 
   std::weak_ptr<Context> context; // null for a library's
-  void* library = nullptr; // from dlopen
+  void* library = nullptr; // from dlopen; null for binaries of NVIDIA's compiler
   uint64_t begin = 0, end = 0; // of the image in memory
   char* dynamic_shared = nullptr;
   std::vector<std::shared_ptr<Function>> functions;
@@ -53,7 +55,8 @@ struct Library {
   std::shared_ptr<Module> module;
 };
 
-// Loads an image: a library made by the emulator's compiler, or its text form.
+// Loads an image: a library made by the emulator's compiler, its text form, or a binary of NVIDIA's compiler
+// (cubins.h).
 CUresult load_image(const void* image, const std::shared_ptr<Context>& context, std::shared_ptr<Module>* made);
 
 // Whether a range is in the variables of a module.

@@ -2,8 +2,10 @@
 
 #pragma once
 
+#include <cmath>
 #include <complex>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 struct BFloat16 {
@@ -24,6 +26,25 @@ struct BFloat16 {
     return {static_cast<uint16_t>((wide + 0x7fff + ((wide >> 16) & 1)) >> 16)}; // to nearest even
   }
 };
+
+// Whether TF32 is used where it is allowed. NVIDIA's libraries read this variable, too.
+inline bool uses_tf32() {
+  const char* const given = getenv("NVIDIA_TF32_OVERRIDE");
+  return given == nullptr || strcmp(given, "0") != 0;
+}
+
+// Rounds to TF32, which has 10 bits after the point and the exponents of float32.
+inline double tf32(double value) {
+  if (value == 0 || !std::isfinite(value)) {
+    return value;
+  }
+  int exponent;
+  const double fraction = std::frexp(value, &exponent); // 0.5 to 1
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
+}
+inline std::complex<double> tf32(std::complex<double> value) {
+  return {tf32(value.real()), tf32(value.imag())};
+}
 
 template <class T>
 T rounded(double value) {

@@ -1,7 +1,5 @@
 """torch.backends.cuda and torch.backends.cudnn."""
 
-import warnings
-
 import torch
 import torch.backends.cudnn as cudnn
 from torch.backends import bp
@@ -23,13 +21,14 @@ cudnn.deterministic = True
 assert cudnn.deterministic
 assert cudnn.is_available()
 assert cudnn.version() is None
-assert not cudnn.allow_tf32
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    torch.backends.cuda.matmul.allow_tf32 = True
-    cudnn.allow_tf32 = True
-assert len(caught) == 2
+assert cudnn.allow_tf32
+with cudnn.flags(enabled=True, allow_tf32=False):
+    assert bp.conv.fp32_precision == "ieee"
+cudnn.allow_tf32 = False
+assert not bp.conv.allow_tf32
 assert not torch.backends.cuda.matmul.allow_tf32
+torch.backends.cuda.matmul.allow_tf32 = True
+assert bp.matmul.fp32_precision == "tf32"
 assert torch.backends.cuda.is_built()
 assert torch.backends.cuda.flash_sdp_enabled()
 torch.backends.cuda.enable_mem_efficient_sdp(False)

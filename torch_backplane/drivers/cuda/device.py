@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import re
 import struct
 import threading
@@ -21,7 +22,14 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import Device, DeviceError, DeviceProperties, KernelResources, NativeLauncher
+from torch_backplane.drivers.base import (
+    Device,
+    DeviceError,
+    DeviceProperties,
+    KernelResources,
+    NativeLauncher,
+    TritonTarget,
+)
 from torch_backplane.drivers.cuda import sensors
 from torch_backplane.drivers.cuda.compiler import Compiler
 from torch_backplane.drivers.cuda.errors import (
@@ -45,6 +53,17 @@ RANGE_UNIT = 2 << 20  # bytes: the parts of an address range are multiples of it
 
 _ATTRIBUTE = cuda.CUdevice_attribute
 _FUNCTION = cuda.CUfunction_attribute
+
+# What Triton's own driver returns from get_device_properties().
+_TRITON_PROPERTIES = {
+    "max_shared_mem": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    "max_num_regs": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+    "multiprocessor_count": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    "warpSize": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+    "sm_clock_rate": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+    "mem_clock_rate": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    "mem_bus_width": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+}
 
 # Statuses of a binary that does not fit the device: invalid image or PTX, no code for it, newer PTX, no such kernel.
 _NOT_LOADABLE = (200, 209, 218, 222, 500)
@@ -315,10 +334,31 @@ class CUDADevice(Device):
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def triton_target(self) -> TritonTarget:  # type: ignore[override]
+        """Triton's target: "cuda", with the compute capability as a number."""
+        major, minor = self.properties.capability
+        figures = {name: self.attribute(attribute) for name, attribute in _TRITON_PROPERTIES.items()}
+        return TritonTarget(
+            backend="cuda", architecture=10 * major + minor, warp_size=figures["warpSize"], properties=figures
+        )
+
     def compile(self, text: str, entry: str) -> Kernel:
-        return self._compiler.get(text, lambda program: self.load(program, entry))
+        return self._compiler.get(text, lambda program: self._load(program, entry))
 
     def load(self, binary: bytes, entry: str) -> Kernel:
+        kernel = self._load(binary, entry)
+        most = self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        static, limit = (
+            _FUNCTION.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        )
+        with self.current():  # without this, launches have at most 48 KiB of shared memory
+            declared = int(checked(cuda.cuFuncGetAttribute, static, kernel.function))
+            checked(cuda.cuFuncSetAttribute, kernel.function, limit, most - declared)
+        return kernel
+
+    def _load(self, binary: bytes, entry: str) -> Kernel:
         with self.current():
             try:
                 module = checked(cuda.cuModuleLoadData, binary + b"\0")
@@ -341,15 +381,23 @@ class CUDADevice(Device):
 
     def kernel_resources(self, kernel: Kernel) -> KernelResources:
         with self.current():
-            registers, local, shared = (
+            registers, local, shared, threads, dynamic = (
                 int(checked(cuda.cuFuncGetAttribute, name, kernel.function))
                 for name in (
                     _FUNCTION.CU_FUNC_ATTRIBUTE_NUM_REGS,
                     _FUNCTION.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
                     _FUNCTION.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                    _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                    _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 )
             )
-        return KernelResources(registers=registers, spilled_bytes=local, static_shared_memory=shared)
+        return KernelResources(
+            registers=registers,
+            spilled_bytes=local,
+            static_shared_memory=shared,
+            max_group_size=threads,
+            max_dynamic_shared_memory=dynamic,
+        )
 
     def build_counts(self) -> dict[str, int]:
         return dict(self._compiler.counts)

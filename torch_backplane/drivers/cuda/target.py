@@ -13,6 +13,8 @@ from torch_backplane.kernels.target import Target
 ARGUMENT_BYTES = 4096
 
 _ATOMICS = (torch.int32, torch.uint32, torch.int64, torch.uint64, torch.float32, torch.float64)
+# The compute capability from which on mma.sync multiplies a dtype (PTX ISA, «Warp-level matrix instructions»).
+_TENSOR_CORES = {torch.float16: (7, 5), torch.bfloat16: (8, 0)}
 
 
 def target(attribute: Callable[[CUdevice_attribute], int]) -> Target:
@@ -24,6 +26,10 @@ def target(attribute: Callable[[CUdevice_attribute], int]) -> Target:
         attribute: returns an attribute of the device.
     """
     name = CUdevice_attribute
+    capability = (
+        attribute(name.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        attribute(name.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+    )
     warp = attribute(name.CU_DEVICE_ATTRIBUTE_WARP_SIZE)
     return Target.of_kind(
         "gpu",
@@ -36,5 +42,6 @@ def target(attribute: Callable[[CUdevice_attribute], int]) -> Target:
         max_argument_bytes=ARGUMENT_BYTES,
         atomics=frozenset(_ATOMICS),
         native_float16=True,
+        matrix_dtypes=frozenset(dtype for dtype, least in _TENSOR_CORES.items() if capability >= least),
         cache_bytes=attribute(name.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
     )

@@ -124,6 +124,31 @@ class Dialect(ABC):
         has = self.target.subgroup_shuffles and "subgroup_shuffle_down(value, offset)" in self.words
         return self.target.subgroup_size if has else 1
 
+    def matrix_functions(self, dtype: torch.dtype) -> str:
+        """The text of functions that multiply matrices of 16 × 16 elements of `dtype` in subgroups of 32 work items.
+
+        It is empty where the target (`Target.matrix_dtypes`) or the dialect does not have matrix instructions for
+        `dtype`; kernels then compute products element by element. Elements are in the form in which memory has them
+        (`storage_type`). The text defines:
+
+        - ALIGNED: a word behind LOCAL, for an array that begins at a multiple of 16 bytes.
+        - Fragment: a type, the part of a factor that a work item holds. Sums: likewise, of float32 results.
+        - load_fragment_a(fragment, from, step): loads a factor from local memory, where elements of a row are together;
+          rows begin `step` elements apart, each at a multiple of 16 bytes.
+        - load_fragment_a_across(fragment, from, step): likewise, where elements of a column are together.
+        - load_fragment_b, load_fragment_b_across: of the second factor, where elements of a column, or of a row, are
+          together.
+        - multiply_fragments(sums, a, b): adds the products.
+        - store_fragment(sums, to): stores the results in local memory, in rows of 16 float.
+        - copy_16_bytes(to, from, inside): begins to copy 16 bytes from device memory to local memory, or zeros if not
+          `inside`. Both addresses are multiples of 16.
+        - wait_for_copies(): waits for the copies that this work item has begun. Others see them after a barrier.
+
+        `fragment`, `sums`, `a` and `b` are pointers. Except for the last two functions, every item of the subgroup
+        reaches a call.
+        """
+        return ""
+
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
         """The total size of the arguments for `parameters`."""
         return sum(self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters)

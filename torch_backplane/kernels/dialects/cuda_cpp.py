@@ -38,6 +38,82 @@ FUNCTION ushort cvt_rn_f16_f32(const float value) {
 #define float_to_float16 cvt_rn_f16_f32
 """
 
+# A warp multiplies 16 × 16 matrices as two products of 16 × 8 results. The interpreter has the PTX instructions as
+# macros. ldmatrix loads four 8 × 8 matrices, whose rows begin at the addresses of 8 lanes each. Their order is what mma
+# takes in neighbouring registers. Of a: rows 0 to 7 and 8 to 15 of depths 0 to 7, then those of depths 8 to 15. Of b:
+# depths 0 to 7 and 8 to 15 of columns 0 to 7, then those of columns 8 to 15. Compute capability 7.5 multiplies 8 depths
+# at a time, and has no asynchronous copies.
+_MATRIX = """\
+#ifndef ldmatrix_x4
+FUNCTION uint shared_address(const void* at) { return (uint)__cvta_generic_to_shared(at); }
+FUNCTION void ldmatrix_x4(uint* to, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+}
+FUNCTION void ldmatrix_x4_trans(uint* to, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+}
+FUNCTION void mma_m16n8k16_$type(float* sums, const uint* a, const uint b0, const uint b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.$type.$type.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    "{%0, %1, %2, %3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  for (int half_depth = 0; half_depth < 2; ++half_depth)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.$type.$type.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[2 * half_depth]), "r"(a[2 * half_depth + 1]), "r"(half_depth == 0 ? b0 : b1));
+#endif
+}
+FUNCTION void cp_async_16(void* to, const void* from, const uint bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+#else
+  *(Lanes<uint, 4>*)to = bytes == 16 ? *(const Lanes<uint, 4>*)from : Lanes<uint, 4>{};
+#endif
+}
+FUNCTION void cp_async_wait_all() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+#endif
+#define ALIGNED __align__(16)
+struct Fragment { uint part[4]; };
+struct Sums { float part[8]; };
+FUNCTION int row_first(const int step) { return threadIdx.x % 16 * step + threadIdx.x % 32 / 16 * 8; }
+FUNCTION int column_first(const int step) {
+  return (threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8) * step + threadIdx.x % 16 / 8 * 8;
+}
+FUNCTION void load_fragment_a(Fragment* to, const ushort* from, const int step) {
+  ldmatrix_x4(to->part, from + row_first(step));
+}
+FUNCTION void load_fragment_a_across(Fragment* to, const ushort* from, const int step) {
+  ldmatrix_x4_trans(to->part, from + column_first(step));
+}
+FUNCTION void load_fragment_b(Fragment* to, const ushort* from, const int step) {
+  ldmatrix_x4(to->part, from + column_first(step));
+}
+FUNCTION void load_fragment_b_across(Fragment* to, const ushort* from, const int step) {
+  ldmatrix_x4_trans(to->part, from + row_first(step));
+}
+FUNCTION void multiply_fragments(Sums* sums, const Fragment* a, const Fragment* b) {
+  mma_m16n8k16_$type(sums->part, a->part, b->part[0], b->part[1]);
+  mma_m16n8k16_$type(sums->part + 4, a->part, b->part[2], b->part[3]);
+}
+FUNCTION void store_fragment(const Sums* sums, float* to) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int x = 0; x < 8; ++x) to[(row + x / 2 % 2 * 8) * 16 + column + x / 4 * 8 + x % 2] = sums->part[x];
+}
+FUNCTION void copy_16_bytes(ushort* to, const ushort* from, const bool inside) {
+  cp_async_16(to, from, inside ? 16 : 0);
+}
+FUNCTION void wait_for_copies() { cp_async_wait_all(); }
+"""
+_MATRIX_TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+
 _UNBOUNDED_GROUP = 256
 
 
@@ -101,6 +177,11 @@ class CudaCpp(Dialect):
 
     def float16_functions(self) -> str:
         return _FLOAT16 if self.target.native_float16 else super().float16_functions()
+
+    def matrix_functions(self, dtype: torch.dtype) -> str:
+        if dtype not in self.target.matrix_dtypes or self.target.subgroup_size != 32:
+            return ""
+        return _MATRIX.replace("$type", _MATRIX_TYPES[dtype])
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         # With bounds, ptxas spills registers to make room for one more group. Only large groups need them: 256 work

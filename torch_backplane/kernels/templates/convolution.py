@@ -21,16 +21,17 @@ from functools import partial
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.fused_operations import Operations, stored_at
+from torch_backplane.kernels.templates.fused_operations import Operations, joined, loaded_operand, stored_at
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, named, split
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
-    PER_ITEM,
+    Tile,
     add_parts,
+    choose_tile,
     divide,
     max_parts,
+    possible_tiles,
     room,
-    side_of,
     summed,
     tiled,
 )
@@ -184,7 +185,7 @@ def _before(w: Windows) -> tuple[int, ...]:
 
 def can_gather(dialect: Dialect, dtype: torch.dtype) -> bool:
     """Whether the target has enough local memory for `gathered` with three spatial dimensions. False if not SIMT."""
-    return side_of(dialect, summed(dtype).value, _tables(3)) is not None
+    return bool(possible_tiles(dialect, summed(dtype).value, dtype, _tables(3)))
 
 
 def _tables(rank: int) -> tuple[int, int]:
@@ -211,9 +212,14 @@ def gathered(
         workspace: maximum bytes for partial sums, if there is a limit.
         epilogue: what the kernel computes instead of storing the results.
     """
-    (a, b), kind = factors, summed(out.dtype)
-    side = side_of(dialect, kind.value, _tables(3))
-    assert side is not None
+    a, b = factors
+    value = summed(out.dtype).value
+    element = out.dtype if a.dtype == b.dtype == out.dtype else None
+    possible = possible_tiles(dialect, value, element, _tables(3))
+    tile = choose_tile(dialect.target, possible, sums.groups, sums.rows, sums.j.count)
+    kind = summed(out.dtype, by_matrices=tile.element is not None)
+    loaded = joined(loaded_operand(dialect, name, one, None, tile.element) for name, one in (("a", a), ("b", b)))
+    functions = tile.functions + loaded.functions
     spec = partial(LaunchSpec, dialect=dialect, value=kind.value)
     with_bias = {} if bias is None else {"bias": bias}
     made = stored_at(dialect, out, epilogue)
@@ -239,16 +245,18 @@ def gathered(
         return [alone]
     constants = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add}
     most = max_parts(kind, out.numel(), workspace)
-    tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
-    text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
+    tiles = divide(dialect.target, tile, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
+    text = _text(sums.rank, tile, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
         whole = spec_of_results(
             f"convolution{sums.rank}{suffix}",
             integers=integers,
+            types={**tile.types, **made.types},
+            functions=functions + made.functions,
             body=tiled(tiles, text),
             groups=tiles.groups,
             constants=constants,
-            group_size=side * side,
+            group_size=tile.items,
         ).launch()
         return [whole]
     parts = room(kind, tiles.parts, out.numel(), b.device)
@@ -257,14 +265,16 @@ def gathered(
         outputs=parts,
         inputs={"a": a, "b": b},
         integers={**integers, **tiles.integers()},
-        body=tiled(tiles, {**text, "lost": ""}),
+        body=tiled(tiles, {**text, "lost": ""} if kind.loses else text),
         groups=tiles.groups,
         strided={"a", "b"},
         constants=constants,
-        group_size=side * side,
+        group_size=tile.items,
+        types=tile.types,
+        functions=functions,
     ).launch()
     added = None if bias is None else bias.view(sums.groups, sums.rows, 1, 1).expand(out.shape)
-    return [first, *add_parts(dialect, "convolution", out, parts, added, epilogue=epilogue)]
+    return [first, *add_parts(dialect, "convolution", out, kind, parts, added, epilogue=epilogue)]
 
 
 def _places(axis: str, rank: int) -> list[str]:
@@ -295,22 +305,21 @@ def _steps(operand: str, axis: str, rank: int) -> str:
     return _sum([f"{axis}{d} * {operand}_step{d}" for d in range(rank + 1)])
 
 
-def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
+def _text(rank: int, tile: Tile, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
     """Returns the parts for `tiled`. If sums are split (`divided`), `tiled` stores the partial sums itself."""
-    tile = side * PER_ITEM
     tables = [f"{name}[{_TABLE}]" for name in ("k_from", "a_from", *(f"k_place{d}" for d in range(rank)))]
     tables += [
-        f"{name}[{tile}]" for name in ("j_from", *([] if divided else ["j_out"]), *(f"j_place{d}" for d in range(rank)))
+        f"{name}[{tile.side}]"
+        for name in ("j_from", *([] if divided else ["j_out"]), *(f"j_place{d}" for d in range(rank)))
     ]
     keep_k, keep_j = (
         " ".join(f"{axis}_place{d}[{index}] = {at};" for d, at in enumerate(_places(axis, rank)))
         for axis, index in (("k", "e"), ("j", "ITEM"))
     )
 
-    group = side * side
     next_rows = f"""const int row = (int)((first - first_of_all) % {_TABLE});
     if (row == 0) {{
-      for (int e = ITEM; e < {_TABLE}; e += {group}) {{
+      for (int e = ITEM; e < {_TABLE}; e += {tile.items}) {{
         const index_t k = min(first + e, depth - 1);
         {_coordinates("k", rank)}
         k_from[e] = {_from("k", rank)};
@@ -329,18 +338,18 @@ def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: boo
         "b_along_depth": "true" if along_depth else "false",
         "shared": f"LOCAL index_t {', '.join(tables)};",
         "prepare": f"""
-  if (ITEM < {tile}) {{
-    const index_t j = min(column_tile * {tile} + ITEM, columns - 1);
+  if (ITEM < {tile.side}) {{
+    const index_t j = min(column_tile * {tile.side} + ITEM, columns - 1);
     {_coordinates("j", rank)}
     j_from[ITEM] = batch * b_group + {_from("j", rank)};
     {"" if divided else f"j_out[ITEM] = batch * out_group + {_steps('out', 'j', rank)};"}
     {keep_j}
   }}""",
-        "a": "a_element = (value_t)load_a(batch * a_group + i * a_row + a_from[row + a_k]);",
-        "b": f"if ({inside}) b_element = (value_t)load_b(k_from[row + b_k] + j_from[b_j]);",
+        "a": "LOAD_a(batch * a_group + i * a_row + a_from[row + a_k], a_element)",
+        "b": f"if ({inside}) {{ LOAD_b(k_from[row + b_k] + j_from[b_j], b_element) }}",
         "next": next_rows,
         "store": f"""if (i < rows && j < columns)
-        STORE_AT(j_out[item_column + y * {side}] + i * out_row, {bias}VALUE);""",
+        STORE_AT(j_out[tile_j] + i * out_row, {bias}VALUE);""",
     }
 
 

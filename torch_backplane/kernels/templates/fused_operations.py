@@ -2,8 +2,9 @@
 instead of storing these, and prologues on elements of its operands, instead of loading these.
 
 Products store a result by `STORE_RESULT(i, j, x)`: row i and column j of the matrix `batch`. `STORE_RESULTS(i, j, x)`
-stores LANES results from column j on. `LOAD_x(at, element)` assigns the element of operand x at offset `at`.
-Convolutions store a result by `STORE_AT(at, x)`, at offset `at`.
+stores LANES results from column j on. `LOAD_x(at, element)` assigns the element of operand x at offset `at`, as value_t
+or, for matrix instructions, in the form in which memory has it. Convolutions store a result by `STORE_AT(at, x)`, at
+offset `at`.
 """
 
 from __future__ import annotations
@@ -93,12 +94,20 @@ def stored_at(dialect: Dialect, out: torch.Tensor, epilogue: Operations | None) 
     return _parts("STORE_AT(at, x)", epilogue, [first, *epilogue.statements.splitlines()])
 
 
-def loaded_operand(dialect: Dialect, name: str, operand: torch.Tensor, prologue: Operations | None) -> Parts:
-    """Returns how elements of an operand are loaded: from its memory, or by the prologue, which computes them."""
+def loaded_operand(
+    dialect: Dialect, name: str, operand: torch.Tensor, prologue: Operations | None, stored: torch.dtype | None = None
+) -> Parts:
+    """Returns how elements of an operand are loaded: from its memory, or by the prologue, which computes them.
+
+    Args:
+        stored: the dtype of elements that stay in the form in which memory has them; None for value_t.
+    """
     if prologue is None:
-        return Parts(f"#define LOAD_{name}(at, element) element = (value_t)load_{name}(at);\n", inputs={name: operand})
+        load = f"(value_t)load_{name}(at)" if stored is None else f"{name}[at]"
+        return Parts(f"#define LOAD_{name}(at, element) element = {load};\n", inputs={name: operand})
     first = f"const {dialect.type(prologue.index_dtype)} place = (at); value_t operand;"
-    statements = [first, *prologue.statements.splitlines(), "element = operand;"]
+    last = "operand" if stored is None else dialect.encode("operand", stored)
+    statements = [first, *prologue.statements.splitlines(), f"element = {last};"]
     return _parts(f"LOAD_{name}(at, element)", prologue, statements)
 
 

@@ -14,7 +14,7 @@ rounding error of a sum grows with its longest chain of additions. Short sums co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,17 +28,16 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent,
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
-    PER_ITEM,
     SHORT,
-    SIDES,
-    Tiles,
+    Tile,
     add_parts,
     batch_start,
+    choose_tile,
     divide,
     factors,
     max_parts,
+    possible_tiles,
     room,
-    side_of,
     store_result,
     summed,
     tiled,
@@ -48,6 +47,7 @@ from torch_backplane.kernels.templates.tiles import (
 _SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
+_OTHER = {"a": "b", "b": "a"}
 _WHOLE = "/whole"  # suffix of forms that do not split sums
 
 
@@ -62,6 +62,7 @@ class ProductParams(NamedTuple):
         epilogue: what the kernel computes instead of storing the results.
         prologues: for operands "a" and "b", what the kernel computes instead of loading an element. The target must
             have a `tiled` form (`has_tiles`).
+        aligned: those of "a" and "b" that begin at a multiple of 16 bytes.
     """
 
     form: str = ""
@@ -70,6 +71,7 @@ class ProductParams(NamedTuple):
     divides: bool = True
     epilogue: Operations | None = None
     prologues: Mapping[str, Operations] = MappingProxyType({})
+    aligned: frozenset[str] = frozenset()
 
 
 def matmul(
@@ -83,7 +85,8 @@ def matmul(
 ) -> list[Launch]:
     """Computes out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
-    Sums of float16 and bfloat16 are in float32; integers wrap. Operands can have any strides, including 0.
+    Sums of float16 and bfloat16 are in float32; integers wrap. Where matrix instructions multiply float16 or bfloat16,
+    the elements that prologues compute are rounded to it. Operands can have any strides, including 0.
 
     Args:
         out: shape (batch, rows, columns), with zero, one or two batch dimensions. With an epilogue, only its sizes
@@ -93,29 +96,35 @@ def matmul(
         c: has out's shape (expanded if necessary); can be out itself.
         scales: alpha and beta.
     """
-    (alpha, beta), (form, workspace, reduced, divides, epilogue, prologues) = scales, params
+    (alpha, beta), (form, workspace, reduced, divides, epilogue, prologues, aligned) = scales, params
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
     if epilogue is None and c is None and out.stride(3) != 1 and out.stride(2) == 1:
         out, a, b = out.mT, b.mT, a.mT
-        prologues = {{"a": "b", "b": "a"}[name]: one for name, one in prologues.items()}
+        prologues = {_OTHER[name]: one for name, one in prologues.items()}
+        aligned = frozenset(_OTHER[name] for name in aligned)
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
     factors_of = {"a": a, "b": b}
-    loaded = joined(loaded_operand(dialect, name, one, prologues.get(name)) for name, one in factors_of.items())
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     kind = summed(out.dtype)
+    tile = _tile(dialect, out, factors_of, prologues, form)
+    element = None if tile is None else tile.element
+    loaded = joined(
+        loaded_operand(dialect, name, one, prologues.get(name), element) for name, one in factors_of.items()
+    )
     constants: dict[str, int | str] = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add, "WITH_C(at)": with_c(c)}
     places = [extent(factors_of[name]) for name in prologues]
     spec = partial(LaunchSpec, dialect=dialect, constants=constants, value=kind.value, reached=places)
-    side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
     short, functions = depth < SHORT and kind.value == out.dtype, ""
-    if side is not None:
-        in_parts = summed(out.dtype, reduced)
+    if tile is not None:
+        text = _tile_parts() if element is None else _matrix_parts(factors_of, aligned - prologues.keys())
+        in_parts = summed(out.dtype, reduced, element is not None)
         most = max_parts(in_parts, out.numel(), workspace) if divides and not form.endswith(_WHOLE) else 1
-        tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
+        tiles = divide(dialect.target, tile, batch, rows, columns, depth, most)
+        loaded = loaded._replace(functions=tile.functions + loaded.functions, types={**loaded.types, **tile.types})
         if tiles.parts > 1:
             parts = room(in_parts, tiles.parts, out.numel(), out.device)
             first = spec(
@@ -126,15 +135,16 @@ def matmul(
                 numbers=loaded.numbers,
                 types=loaded.types,
                 functions=loaded.functions,
-                body=_tiled(tiles, in_parts.loses),
+                body=tiled(tiles, {**text, "lost": ""} if in_parts.loses else text),
                 groups=tiles.groups,
-                group_size=side * side,
+                group_size=tile.items,
                 strided={*loaded.inputs},
             ).launch()
             if epilogue is not None:  # its places are those of a contiguous tensor
                 out = torch.empty(out.shape, dtype=out.dtype, device="meta")
-            return [first, *add_parts(dialect, "matmul", out, parts, c, scales, epilogue)]
-        form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
+            return [first, *add_parts(dialect, "matmul", out, in_parts, parts, c, scales, epilogue)]
+        form, group, groups = "tiled" if element is None else "by_matrices", tile.items, tiles.groups
+        body = tiled(tiles, {**text, "short": ""} if short else text)
         functions = loaded.functions
     elif prologues:
         raise ValueError("the target has no tiled form of products, so operands cannot have prologues")
@@ -167,7 +177,7 @@ def matmul(
             body=body,
             groups=groups,
             group_size=group,
-            bounded=side is None,
+            bounded=tile is None,
             strided={*made.outputs, *made.inputs},
         ).launch()
     ]
@@ -179,22 +189,31 @@ def _suffix(epilogue: Operations | None, prologues: Mapping[str, Operations]) ->
 
 def has_tiles(dialect: Dialect, dtype: torch.dtype) -> bool:
     """Whether results of `dtype` are computed by the `tiled` form."""
-    return side_of(dialect, summed(dtype).value) is not None
+    return bool(possible_tiles(dialect, summed(dtype).value, dtype))
 
 
 def forms(dialect: Dialect, dtype: torch.dtype) -> list[str]:
-    """Returns the alternatives to the default form for results of `dtype`: other tile sizes, and sums not split."""
-    side = side_of(dialect, summed(dtype).value)
-    if side is None:
-        return []
-    tiles = [f"tile={one * PER_ITEM}" for one in SIDES if one <= side]
-    return [*tiles[1:], *(tile + _WHOLE for tile in tiles)]
+    """Returns the alternatives to the default form for operands and results of `dtype`: other tiles, sums not split."""
+    possible = possible_tiles(dialect, summed(dtype).value, dtype)
+    tiles = [f"tile={one.side}" for one in possible]
+    is_chosen_by_sizes = any(one.element is not None for one in possible)
+    return [*(tiles if is_chosen_by_sizes else tiles[1:]), *(tile + _WHOLE for tile in tiles)]
 
 
-def _side(dialect: Dialect, value: torch.dtype, form: str) -> int | None:
-    """Returns the side of a work group in work items, or None if the form is not `tiled`."""
-    tile = form.removesuffix(_WHOLE).removeprefix("tile=")
-    return int(tile) // PER_ITEM if tile else side_of(dialect, value)
+def _tile(
+    dialect: Dialect,
+    out: torch.Tensor,
+    factors_of: Mapping[str, torch.Tensor],
+    prologues: Mapping[str, Operations],
+    form: str,
+) -> Tile | None:
+    """Returns the tile of a work group; None if the form is not `tiled`."""
+    same = all(one.dtype == out.dtype for name, one in factors_of.items() if name not in prologues)
+    possible = possible_tiles(dialect, summed(out.dtype).value, out.dtype if same else None)
+    if side := form.removesuffix(_WHOLE).removeprefix("tile="):
+        return {str(one.side): one for one in possible}[side]
+    batch, (rows, columns) = out.shape[0] * out.shape[1], out.shape[2:]
+    return choose_tile(dialect.target, possible, batch, rows, columns) if possible else None
 
 
 def _strides(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -292,17 +311,40 @@ def _inner(group: int) -> str:
 """
 
 
-def _tiled(tiles: Tiles, loses: bool, short: bool = False) -> str:
+# The offsets of the elements that `tiled` asks for.
+_AT = {
+    "a": "a_batch + i * a_row + (first + a_k) * a_column",
+    "b": "b_batch + (first + b_k) * b_row + j * b_column",
+}
+
+
+def _tile_parts() -> dict[str, str]:
+    """Returns the parts for `tiled`."""
     # Tiles are filled along the contiguous dimension, so that consecutive work items read consecutive elements.
-    parts = {
+    return {
         "a_along_depth": "a_column == 1",
         "b_along_depth": "b_column != 1",
         "shared": "",
         "prepare": f"const index_t a_batch = {batch_start('a')}, b_batch = {batch_start('b')};",
-        "a": "LOAD_a(a_batch + i * a_row + (first + a_k) * a_column, a_element)",
-        "b": "LOAD_b(b_batch + (first + b_k) * b_row + j * b_column, b_element)",
+        **{name: f"LOAD_{name}({at}, {name}_element)" for name, at in _AT.items()},
         "next": "",
         "store": store_result("i", "j", "VALUE"),
     }
-    kept = {**({"lost": ""} if loses else {}), **({"short": ""} if short else {})}
-    return tiled(tiles, {**parts, **kept})
+
+
+def _matrix_parts(factors_of: Mapping[str, torch.Tensor], aligned: Collection[str]) -> dict[str, str]:
+    """Returns the parts for `tiled` with matrix instructions: the text depends on the layout."""
+    along_depth = {"a": factors_of["a"].stride(3) == 1, "b": factors_of["b"].stride(3) != 1}
+    along = {"a": 3 if along_depth["a"] else 2, "b": 2 if along_depth["b"] else 3}
+    return {
+        **_tile_parts(),
+        **{f"{name}_along_depth": "true" if is_along else "false" for name, is_along in along_depth.items()},
+        **{f"{name}_line": _AT[name] for name in aligned if _has_lines(factors_of[name], along[name])},
+    }
+
+
+def _has_lines(operand: torch.Tensor, along: int) -> bool:
+    """Whether 8 elements from a multiple of 8 on along a dimension are together in memory, and all in the operand, at a
+    multiple of 16 bytes from its first element."""
+    steps = [operand.stride(d) for d in range(4) if d != along and operand.shape[d] != 1]
+    return operand.stride(along) == 1 and operand.shape[along] % 8 == 0 and all(step % 8 == 0 for step in steps)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, value_dtype
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import is_wide
 from torch_backplane.kernels.templates import spelling
@@ -71,7 +71,7 @@ class LaunchSpec:
         items: alternative to `groups`: number of work items that run the body. The body can use `item`, the index of
             the work item, and `items`.
         value: dtype of `value_t`.
-        types: additional type names for the kernel text.
+        types: additional type names for the kernel text. float16 and bfloat16 are their form in memory.
         functions: text between the macros and the kernel.
         constants: `#define` lines. The kernel is compiled separately for each combination of values.
         group_size: work items per work group. Default: `Target.group_size`.
@@ -184,7 +184,7 @@ def _kernel(of: _Text) -> Kernel:
     parts = [
         dialect.header(frozenset(used), functions + body),
         spelling.macros(dialect, functions + body),
-        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in of.types),
+        *(f"typedef {_type(dialect, dtype)} {alias};" for alias, dtype in of.types),
         *(f"#define {constant} {text}" for constant, text in of.constants),
         *(_access(dialect, tensor, dtype) for tensor, dtype, _ in tensors),
     ]
@@ -200,7 +200,11 @@ def _kernel(of: _Text) -> Kernel:
     return Kernel(entry, "\n".join(parts), tuple(parameters), None, of.group_size, shared)
 
 
-_LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")
+def _type(dialect: Dialect, dtype: torch.dtype) -> str:
+    return dialect.storage_type(dtype) if dtype in STORAGE_ONLY else dialect.type(dtype)
+
+
+_LOCAL = re.compile(r"\bLOCAL (?:ALIGNED )?(\w+) ([^;]+);")
 _ARRAY = re.compile(r"\w+((?:\[[^]]+\])+)")
 _C_TYPES = {"int": torch.int32, "uint": torch.uint32, "float": torch.float32}  # the same in all dialects
 

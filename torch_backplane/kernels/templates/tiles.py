@@ -1,14 +1,15 @@
 """Tiled products on SIMT targets: the part that matrix products and convolutions share.
 
 A work group computes 64 × 64 results from tiles of the operands in local memory, or fewer if the target's limits
-require it. If there are too few tiles to fill the device and sums are long, sums are split (split-k): work groups
-compute partial sums and their rounding errors, and further launches add these up in a fixed order. So results are the
-same in every run.
+require it. Where the dialect has matrix instructions for a dtype (`Dialect.matrix_functions`), subgroups use them, and
+a tile has 128 × 128 results if there are enough of these (`matrix_tiles.py`). If there are too few tiles to fill the
+device, and sums are long, sums are split (split-k): work groups compute partial sums and their rounding errors, and
+further launches add these up in a fixed order. So results are the same in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
+from torch_backplane.kernels.templates import matrix_tiles
 from torch_backplane.kernels.templates.fused_operations import Operations, stored_at, stored_results
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, split, substitute
 
@@ -35,7 +37,7 @@ class Summed(NamedTuple):
         number: dtype of the alpha and beta arguments.
         kept: dtype of partial sums in memory.
         multiply_add: C expression of x * y + z.
-        loses: whether additions round; then partial sums are stored with their rounding errors.
+        loses: whether partial sums are stored with their rounding errors.
     """
 
     value: torch.dtype
@@ -45,47 +47,99 @@ class Summed(NamedTuple):
     loses: bool
 
 
-def summed(dtype: torch.dtype, reduced: bool = False) -> Summed:
+def summed(dtype: torch.dtype, reduced: bool = False, by_matrices: bool = False) -> Summed:
     """Returns how sums of products of `dtype` are computed: float16 and bfloat16 in float32; integers wrap.
 
     Args:
         reduced: partial sums are rounded to `dtype`.
+        by_matrices: matrix instructions compute partial sums, without rounding errors.
     """
     if facts(dtype).category == "float":
         value = value_dtype(dtype)
-        return Summed(value, value, dtype if reduced else value, "fma(x, y, z)", not reduced)
+        return Summed(value, value, dtype if reduced else value, "fma(x, y, z)", not reduced and not by_matrices)
     wide = facts(dtype).bits == 64
     value, kept = (torch.uint64, torch.int64) if wide else (torch.uint32, torch.int32)
     return Summed(value, torch.int64, kept, "((x) * (y) + (z))", False)
 
 
-def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)) -> int | None:
-    """Returns the largest work group side whose operand tiles fit into the target's local memory and group size limit.
-
-    None if no side fits, or the target is not SIMT.
+class Tile(NamedTuple):
+    """What a work group computes.
 
     Args:
-        more: additional bytes of local memory: per work group, and per column of a tile.
+        side: number of its rows, and of its columns.
+        items: work items of the group.
+        depth: products between two barriers.
+        functions: `Dialect.matrix_functions`; empty if work items multiply elements.
+        element: dtype of the operands, if subgroups multiply matrices.
     """
 
-    def fits(side: int) -> bool:
-        tiles = 2 * DEPTH * (side * PER_ITEM + 1) * value.itemsize + more[0] + side * PER_ITEM * more[1]
-        return side * side <= dialect.target.max_group_size and tiles <= dialect.target.local_memory
+    side: int
+    items: int
+    depth: int = DEPTH
+    functions: str = ""
+    element: torch.dtype | None = None
 
-    return next(filter(fits, SIDES), None) if dialect.target.simt else None
+    def local_bytes(self, value: torch.dtype) -> int:
+        """Bytes of local memory for tiles of the operands and, with matrix instructions, for results."""
+        return matrix_tiles.local_bytes(self.side) if self.element else 2 * DEPTH * (self.side + 1) * value.itemsize
+
+    @property
+    def types(self) -> dict[str, torch.dtype]:
+        """Types of the kernel text."""
+        return {} if self.element is None else {"element_t": self.element}
+
+
+def possible_tiles(
+    dialect: Dialect, value: torch.dtype, element: torch.dtype | None, more: tuple[int, int] = (0, 0)
+) -> list[Tile]:
+    """Returns the tiles that fit into the target's local memory and group size limit, the largest first.
+
+    There are none if the target is not SIMT.
+
+    Args:
+        value: dtype of sums.
+        element: the dtype of both operands and of the result; None if these differ.
+        more: additional bytes of local memory: per work group, and per column of a tile.
+    """
+    target = dialect.target
+    if not target.simt:
+        return []
+
+    def fits(tile: Tile) -> bool:
+        needed = tile.local_bytes(value) + more[0] + tile.side * more[1]
+        return tile.items <= target.max_group_size and needed <= target.local_memory
+
+    if element is not None and (functions := dialect.matrix_functions(element)):
+        by_matrices = (
+            Tile(side, matrix_tiles.items(side), matrix_tiles.DEPTH, functions, element) for side in matrix_tiles.SIDES
+        )
+        if found := list(filter(fits, by_matrices)):
+            return found
+    return list(filter(fits, (Tile(side * PER_ITEM, side * side) for side in SIDES)))
+
+
+def choose_tile(target: Target, possible: Sequence[Tile], batch: int, rows: int, columns: int) -> Tile:
+    """Returns the largest tile; with matrix instructions, the largest of which there are enough to fill half of the
+    device, or else the smallest."""
+
+    def is_enough(tile: Tile) -> bool:
+        count = batch * -(-rows // tile.side) * -(-columns // tile.side)
+        return tile.element is None or count * 2 >= target.enough_groups_of(tile.items)
+
+    return next(filter(is_enough, possible), possible[-1])
 
 
 class Tiles(NamedTuple):
     """The tiles of a product.
 
     Args:
-        side: side of a work group, in work items.
+        tile: each of them.
         here: number of result tiles.
         parts: number of parts of each sum; 1 if sums are not split.
-        part_depth: products of a part; a multiple of DEPTH if sums are split.
+        part_depth: products of a part; a multiple of the tile's depth if sums are split.
     """
 
-    side: int
+    tile: Tile
     here: int
     parts: int
     part_depth: int
@@ -99,29 +153,28 @@ class Tiles(NamedTuple):
 
 
 def divide(
-    target: Target, side: int, batch: int, rows: int, columns: int, depth: int, most: int | None = None
+    target: Target, tile: Tile, batch: int, rows: int, columns: int, depth: int, most: int | None = None
 ) -> Tiles:
     """Splits sums into enough parts to fill the device, if the partial sums take no more memory than the operands.
 
     Args:
         most: maximum number of parts, if there is a limit.
     """
-    tile = side * PER_ITEM
-    count = batch * -(-rows // tile) * -(-columns // tile)
-    enough = target.enough_groups_of(side * side)
+    count = batch * -(-rows // tile.side) * -(-columns // tile.side)
+    enough = target.enough_groups_of(tile.items)
     if count >= enough or depth < 2 * _MIN_PART:
-        return Tiles(side, count, 1, depth)
+        return Tiles(tile, count, 1, depth)
     parts = min(-(-enough // count), depth // _MIN_PART, (rows + columns) * depth // (2 * rows * columns))
     if most is not None and parts > most:
         parts = most
     if parts < 2:
-        return Tiles(side, count, 1, depth)
-    part_depth = depth // (parts * DEPTH) * DEPTH  # rounded down: rather more parts than fewer
+        return Tiles(tile, count, 1, depth)
+    part_depth = depth // (parts * tile.depth) * tile.depth  # rounded down: rather more parts than fewer
     made = -(-depth // part_depth)
     if most is not None and made > most:
-        part_depth += DEPTH
+        part_depth += tile.depth
         made = -(-depth // part_depth)
-    return Tiles(side, count, made, part_depth)
+    return Tiles(tile, count, made, part_depth)
 
 
 def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
@@ -139,40 +192,40 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
             a: a statement that assigns `a_element`, the element of a in row i at depth first + a_k. Its row in the tile
                 is a_i. Tiles have zeros beyond the operands, where the statement does not run.
             b: likewise, `b_element` in column j at depth first + b_k. Its column in the tile is b_j.
+            a_line, b_line: for matrix instructions, instead of `a` or `b`: the offset of 8 consecutive elements that
+                are copied at once. Each 8 elements from a multiple of 8 on along the operand's contiguous dimension
+                are all in the operand, or none is, and begin at a multiple of 16 bytes.
             next: statements before the operand tiles from depth `first` on are loaded; the first tiles are at
                 `first_of_all`.
             short: present, with any text, for short floating-point sums, which keep the errors of each product.
             lost: present, with any text, if partial sums are stored with their rounding errors (`Summed.loses`).
-            store: a statement that stores VALUE, the result in row i and column j. The column within the tile is
-                item_column + y * side.
+            store: a statement that stores VALUE, the result in row i and column j. Its column in the tile is tile_j.
     """
-    side, tile = tiles.side, tiles.side * PER_ITEM
+    tile = tiles.tile
     sizes, names = ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]
-    total = "(lost_of[x][y] == lost_of[x][y] ? sum[x][y] + lost_of[x][y] : sum[x][y])"
-    store = parts["store"].replace("VALUE", total)
+    whole = "(lost_of[x][y] == lost_of[x][y] ? sum[x][y] + lost_of[x][y] : sum[x][y])"
+    sum_of, value = ("sum[x][y]", whole) if tile.element is None else ("results[subgroup][e]",) * 2
+    store = parts["store"].replace("VALUE", value)
     if tiles.parts > 1:
         # Consecutive work groups compute the same part of different tiles, as they read the same rows or columns.
         sizes, names = ["parts", *sizes], ["part", *names]
         at = "((part * batches + batch) * rows + i) * columns + j"
         lost = f"store_lost({at}, lost_of[x][y]);" if "lost" in parts else ""
-        store = f"if (i < rows && j < columns) {{ store_sums({at}, sum[x][y]); {lost} }}"
-    return substitute(
-        _TILED,
-        {
-            **parts,
-            "first": "part * part_depth" if tiles.parts > 1 else "0",
-            "last": "min(depth, part * part_depth + part_depth)" if tiles.parts > 1 else "depth",
-            "tile": str(tile),
-            "depth": str(DEPTH),
-            "block": str(BLOCK),
-            "group": str(side * side),
-            "side": str(side),
-            "per_item": str(PER_ITEM),
-            "split": split("tile", sizes, names),
-            "store": store,
-            "add": _ADD_EXACTLY if "short" in parts else _ADD,
-        },
-    )
+        store = f"if (i < rows && j < columns) {{ store_sums({at}, {sum_of}); {lost} }}"
+    parts = {
+        **parts,
+        "first": "part * part_depth" if tiles.parts > 1 else "0",
+        "last": "min(depth, part * part_depth + part_depth)" if tiles.parts > 1 else "depth",
+        "tile": str(tile.side),
+        "depth": str(tile.depth),
+        "group": str(tile.items),
+        "split": split("tile", sizes, names),
+        "store": store,
+    }
+    if tile.element is not None:
+        return matrix_tiles.tiled(tile.side, parts)
+    more = {"block": str(BLOCK), "side": str(tile.side // PER_ITEM), "per_item": str(PER_ITEM)}
+    return substitute(_TILED, {**parts, **more, "add": _ADD_EXACTLY if "short" in parts else _ADD})
 
 
 _ADD = "block[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], block[x][y]);"
@@ -222,7 +275,8 @@ _TILED = """
   }
   for (int x = 0; x < $per_item; ++x)
     for (int y = 0; y < $per_item; ++y) {
-      const index_t i = row_tile * $tile + item_row + x * $side, j = column_tile * $tile + item_column + y * $side;
+      const int tile_j = item_column + y * $side;
+      const index_t i = row_tile * $tile + item_row + x * $side, j = column_tile * $tile + tile_j;
       $store
     }
 """
@@ -258,18 +312,19 @@ def add_parts(
     dialect: Dialect,
     name: str,
     out: torch.Tensor,
+    kind: Summed,
     given: Mapping[str, torch.Tensor],
     c: torch.Tensor | None = None,
     scales: tuple[int | float, int | float] = (1, 1),
     epilogue: Operations | None = None,
 ) -> list[Launch]:
-    """Computes out = beta * c + alpha * (sum of the partial sums `given`); `scales` are alpha and beta.
+    """Computes out = beta * c + alpha * (sum of the partial sums `given`, of `kind`); `scales` are alpha and beta.
 
     Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
     them if there are too few results to fill the device. With an epilogue, only out's sizes and dtype count,
     and if it is flat, out's strides.
     """
-    kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
+    results, launches = out.numel(), []
     by_row = epilogue is not None and not epilogue.flat
     stored = (stored_results if by_row else stored_at)(dialect, out, epilogue)
     parts = given["sums"].shape[0]

@@ -1,7 +1,7 @@
 """cuBLAS, NVIDIA's matrix products and triangular systems, if it is installed (`pip install nvidia-cublas`).
 
-float32 products are computed in float32 (no TF32), and those of float16 and bfloat16 are accumulated in float32, with
-partial sums that are not rounded.
+float32 products are computed in float32, and those of float16 and bfloat16 are accumulated in float32, with partial
+sums that are not rounded, unless the call allows otherwise (`Allowed`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.drivers.cuda.libraries.loading import Product, check, meaning
-from torch_backplane.drivers.libraries import Library, Routine
+from torch_backplane.drivers.libraries import Allowed, Library, Routine
 
 PRODUCT = Product(
     name="cuBLAS",
@@ -62,8 +62,15 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
         check(f"{PRODUCT.name} {family}", _C.cublas_prepare(index), explain)
         return nbytes
 
-    routines = {
-        family: Routine(addresses=addresses, workspace=partial(workspace, family))
-        for family, addresses in found.items()
-    }
-    return Library(name=PRODUCT.name, routines=routines, explain=explain)
+    matmul = Routine(
+        addresses=found["matmul"],
+        guard=_guard,
+        workspace=partial(workspace, "matmul"),
+        tf32=capability >= (8, 0),
+    )
+    solve = Routine(addresses=found["triangular_solve"], workspace=partial(workspace, "triangular_solve"))
+    return Library(name=PRODUCT.name, routines={"matmul": matmul, "triangular_solve": solve}, explain=explain)
+
+
+def _guard(dtype: torch.dtype, allowed: int, **integers: int) -> str | None:
+    return None if allowed & Allowed.DIVIDED_SUMS else "can divide sums"
