@@ -25,6 +25,7 @@ from torch_backplane.kernels.templates.fused_operations import Operations, joine
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, named, split
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
+    PartialSums,
     Tile,
     add_parts,
     choose_tile,
@@ -274,7 +275,7 @@ def gathered(
         functions=functions,
     ).launch()
     added = None if bias is None else bias.view(sums.groups, sums.rows, 1, 1).expand(out.shape)
-    return [first, *add_parts(dialect, "convolution", out, kind, parts, added, epilogue=epilogue)]
+    return [first, *add_parts(dialect, "convolution", out, PartialSums(kind, parts), added, epilogue=epilogue)]
 
 
 def _places(axis: str, rank: int) -> list[str]:

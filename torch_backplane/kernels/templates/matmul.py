@@ -29,6 +29,7 @@ from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
     SHORT,
+    PartialSums,
     Tile,
     add_parts,
     batch_start,
@@ -142,7 +143,7 @@ def matmul(
             ).launch()
             if epilogue is not None:  # its places are those of a contiguous tensor
                 out = torch.empty(out.shape, dtype=out.dtype, device="meta")
-            return [first, *add_parts(dialect, "matmul", out, in_parts, parts, c, scales, epilogue)]
+            return [first, *add_parts(dialect, "matmul", out, PartialSums(in_parts, parts), c, scales, epilogue)]
         form, group, groups = "tiled" if element is None else "by_matrices", tile.items, tiles.groups
         body = tiled(tiles, {**text, "short": ""} if short else text)
         functions = loaded.functions

@@ -13,7 +13,7 @@ from torch_backplane.kernels.templates.source import substitute
 
 DEPTH, SIDES = 32, (128, 64)
 _SUBGROUP, _COLUMNS, _FRAGMENT = 32, 32, 16  # work items, columns of a subgroup; rows and columns of a fragment
-_LINE = 8  # elements that are copied at once, 16 bytes
+_LINE = 8  # elements that one instruction copies, 16 bytes
 _PAD = 8  # elements behind each row of a tile, so that the rows of a fragment are in different banks
 
 

@@ -193,7 +193,7 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
                 is a_i. Tiles have zeros beyond the operands, where the statement does not run.
             b: likewise, `b_element` in column j at depth first + b_k. Its column in the tile is b_j.
             a_line, b_line: for matrix instructions, instead of `a` or `b`: the offset of 8 consecutive elements that
-                are copied at once. Each 8 elements from a multiple of 8 on along the operand's contiguous dimension
+                one instruction copies. Each 8 elements from a multiple of 8 on along the operand's contiguous dimension
                 are all in the operand, or none is, and begin at a multiple of 16 bytes.
             next: statements before the operand tiles from depth `first` on are loaded; the first tiles are at
                 `first_of_all`.
@@ -308,22 +308,29 @@ def room(kind: Summed, parts: int, results: int, device: torch.device) -> dict[s
     return {name: torch.empty(parts, results, dtype=kind.kept, device=device) for name in names}
 
 
+class PartialSums(NamedTuple):
+    """Partial sums in memory: of which kind, and the tensors of `room`."""
+
+    kind: Summed
+    tensors: Mapping[str, torch.Tensor]
+
+
 def add_parts(
     dialect: Dialect,
     name: str,
     out: torch.Tensor,
-    kind: Summed,
-    given: Mapping[str, torch.Tensor],
+    partial: PartialSums,
     c: torch.Tensor | None = None,
     scales: tuple[int | float, int | float] = (1, 1),
     epilogue: Operations | None = None,
 ) -> list[Launch]:
-    """Computes out = beta * c + alpha * (sum of the partial sums `given`, of `kind`); `scales` are alpha and beta.
+    """Computes out = beta * c + alpha * (sum of the partial sums); `scales` are alpha and beta.
 
     Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
     them if there are too few results to fill the device. With an epilogue, only out's sizes and dtype count,
     and if it is flat, out's strides.
     """
+    kind, given = partial
     results, launches = out.numel(), []
     by_row = epilogue is not None and not epilogue.flat
     stored = (stored_results if by_row else stored_at)(dialect, out, epilogue)
