@@ -82,7 +82,8 @@ def check(bounds, *shapes):
         torch._dynamo.mark_dynamic(given, 0)
         torch._dynamo.mark_dynamic(given, 1, **bounds)
         found = compiled(given)
-        torch.testing.assert_close(tuple(found), tuple((x * 2).sort(-1)), check_device=False)
+        # Some numbers of a row are equal. The kernels are stable; sort() of the CPU is not on all processors.
+        torch.testing.assert_close(tuple(found), tuple((x * 2).sort(dim=-1, stable=True)), check_device=False)
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: (x * 2).sort(-1))
