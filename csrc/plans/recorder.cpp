@@ -141,7 +141,6 @@ Plan Recorder::finish(c10::ArrayRef<c10::IValue> results) {
   return std::move(plan_);
 }
 
-// Arguments of out= do not count: they are only written, and the fallback can overwrite them.
 uint64_t PlannerScope::read_tf32() {
   std::optional<uint64_t> found; // the same for all calls, if another thread changes the setting
   for (auto* scope = innermost(); scope != nullptr; scope = scope->outer_) {
@@ -154,6 +153,7 @@ uint64_t PlannerScope::read_tf32() {
   return tf32;
 }
 
+// Arguments of out= do not count: they are only written, and the fallback can overwrite them.
 bool PlannerScope::reads(const c10::StorageImpl* storage) const {
   const auto is_in = [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == storage;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,11 +19,6 @@ from torch_backplane.compile.reduction_form import fits_local_memory
 from torch_backplane.planning.launch import dialect_of
 
 
-def _limited_tiling() -> AbstractContextManager[None]:
-    most = min(2, config.triton.max_tiles or 2)
-    return config.patch({"triton.max_tiles": most, "triton.tile_reductions": False})
-
-
 class GraphScheduling(SIMDScheduling):
     """Schedules fused kernels of GraphKernel."""
 
@@ -37,14 +31,9 @@ class GraphScheduling(SIMDScheduling):
     @classmethod
     def get_tiling_and_scores(cls, *given: Any, **named: Any) -> Any:
         """As for other devices, with at most two dimensions, and one reduced dimension, which is one of the two."""
-        with _limited_tiling():
+        most = min(2, config.triton.max_tiles or 2)
+        with config.patch({"triton.max_tiles": most, "triton.tile_reductions": False}):
             return super().get_tiling_and_scores(*given, **named)
-
-    @classmethod
-    def compute_tiling_strategy(cls, *given: Any) -> Any:
-        """Likewise."""
-        with _limited_tiling():
-            return super().compute_tiling_strategy(*given)
 
     def can_fuse(self, node1: Any, node2: Any) -> bool:
         """As for other devices, if the device has enough space for the kernel's arguments and local memory."""
