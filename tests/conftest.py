@@ -124,6 +124,9 @@ def is_general(path: Path, config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    changing = [item.nodeid for item in items if covering.changes_per_process(item.nodeid)]
+    if changing:
+        raise pytest.UsageError(f"test ids with a set or an address differ between processes: {', '.join(changing)}")
     kept = covering.keep(items, config.getoption("--cover")) if config.getoption("--cover") else list(items)
     kept = [item for item in kept if zlib.crc32(item.nodeid.encode()) % config.getoption("--share") == 0]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))

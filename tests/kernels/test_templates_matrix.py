@@ -232,7 +232,7 @@ def test_convolutions_match_float64(case, dtype, units):
         ({"local_memory": 16 << 10}, set()),
         ({"local_memory": 24 << 10}, {torch.float16, torch.bfloat16}),
     ],
-    ids=str,
+    ids=["both", "float16 only", "none", "subgroups of 16", "groups of 64", "16 KiB", "24 KiB"],
 )
 def test_other_targets_and_dtypes_multiply_elements(figures, uses):
     for dtype in (*HALVES, torch.float32, torch.float64, torch.int32):

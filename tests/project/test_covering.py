@@ -1,11 +1,11 @@
-"""Tests `pytest --cover N`: the selected cases cover all N-way combinations of parameter values, and are few."""
+"""Tests `pytest --cover N`: the selected cases cover all N-way combinations, and are few. Also which ids change."""
 
 from __future__ import annotations
 
 from itertools import combinations, product
 
 import pytest
-from covering import chosen, keep
+from covering import changes_per_process, chosen, keep
 
 GRIDS = {
     "none": ([], 0, 0),
@@ -26,6 +26,15 @@ def test_selected_cases_cover_all_combinations(name: str) -> None:
         assert len(kept) <= count
         had, wanted = ({x for one in all_ for x in combinations(enumerate(one), together)} for all_ in (kept, cases))
         assert had == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "changes"),
+    [({1, 2}, True), ({"a": frozenset({1, 2})}, True), (object(), True), ({1}, False), ({"a": 1, "b": (1, 2)}, False)],
+    ids=["a set", "a set in a dictionary", "an address", "one element", "a dictionary"],
+)
+def test_ids_that_differ_between_processes_are_found(value, changes):
+    assert changes_per_process(f"tests/test_a.py::test_a[{value}-float32]") is changes
 
 
 @pytest.mark.parametrize("last", ["x", "y"])

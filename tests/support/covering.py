@@ -1,12 +1,24 @@
-"""Implements `pytest --cover N`: selects few cases per test that cover all N-way combinations of parameter values."""
+"""Implements `pytest --cover N`: selects few cases per test that cover all N-way combinations of parameter values.
+
+Also finds test ids that differ between processes, which pytest-xdist refuses.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
+
+# A set of several elements, whose order can change, or an address.
+_CHANGING = re.compile(r"\{[^{}:]*,[^{}:]*\}| at 0x[0-9a-f]+>")
+
+
+def changes_per_process(nodeid: str) -> bool:
+    """Whether the id of a test contains the text of a set of several elements or an address."""
+    return _CHANGING.search(nodeid) is not None
 
 
 def chosen(cases: Sequence[Sequence[str]], together: int) -> list[int]:
