@@ -56,6 +56,26 @@ def _gradients(x: torch.Tensor, w: torch.Tensor) -> Any:
     return x.grad, w.grad
 
 
+def _outside_and_inside(dim: int) -> Callable[[torch.Tensor], Any]:
+    """The deviation is used in a loop, then for a result of a row, and then in another loop."""
+
+    def function(x: torch.Tensor) -> Any:
+        centered = x - x.mean(dim, keepdim=True)
+        deviation = (centered.square().mean(dim, keepdim=True) + 1e-5).rsqrt()
+        y = (centered * deviation).tanh()
+        total = (y * centered).sum(dim, keepdim=True)
+        return total * deviation, y - centered * (total * deviation) * deviation.exp()
+
+    return function
+
+
+def _batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    x, w, b = (one.detach().requires_grad_() for one in (x, w, b))
+    y = F.silu(F.batch_norm(x, None, None, w, b, training=True))
+    y.mean((2, 3)).square().sum().backward()
+    return y, x.grad, w.grad, b.grad
+
+
 def _masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x.masked_fill(mask, -torch.inf), -1)
 
@@ -102,6 +122,13 @@ CASES: dict[str, Case] = {
         lambda x: torch.where(torch.arange(300, device=x.device) == x.argmax(-1, keepdim=True), x, x.tanh()), _rows(300)
     ),
     "several results": Case(lambda x: (torch.log_softmax(x, -1), x.softmax(-1), x.std(-1)), _rows(224), 1, 1),
+    **{f"a value of rows of {n} in and outside loops": Case(_outside_and_inside(1), _rows(n)) for n in (20, 150, 1024)},
+    "a value of a column in and outside loops": Case(_outside_and_inside(0), _rows(256, 8)),
+    "a value of several columns in and outside loops": Case(_outside_and_inside(0), _rows(37, 90)),
+    "batch norm of channels last": Case(
+        _batch_norm,
+        lambda: [torch.randn(2, 2, 2, 256).permute(0, 3, 1, 2), torch.rand(256), torch.randn(256)],
+    ),
     "gradients": Case(_gradients, lambda: [torch.randn(40, 100), torch.randn(100)]),
 }
 

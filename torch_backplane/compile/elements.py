@@ -74,7 +74,8 @@ class Elements:
         words = {word for part in parts for word in re.findall(r"\w+", part.getvalue())}
         lines = []
         for name, var in self._earlier.items():
-            if name in words and name not in self._declared:
+            is_declared = name in self._declared or var in self._kernel.outside_loops
+            if name in words and not is_declared:
                 kind = self._kernel.dialect.type(var.dtype)
                 self._kept.add(name)
                 self._kernel.variables[f"{name}_kept"] = f"{kind} {name}_kept[{self._kernel.kept}];"
