@@ -1,12 +1,13 @@
-"""The target of a CUDA device: the properties that kernels depend on."""
+"""The target of a CUDA or HIP device: the properties that kernels depend on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from cuda.bindings.driver import CUdevice_attribute
 
+from torch_backplane.drivers.cuda.platforms import driver as cuda
 from torch_backplane.kernels.target import Target
 
 # Bytes of arguments that every architecture and driver accepts.
@@ -15,7 +16,7 @@ ARGUMENT_BYTES = 4096
 _ATOMICS = (torch.int32, torch.uint32, torch.int64, torch.uint64, torch.float32, torch.float64)
 
 
-def target(attribute: Callable[[CUdevice_attribute], int]) -> Target:
+def target(attribute: Callable[[Any], int]) -> Target:
     """Return the target of a device.
 
     `local_memory` is the limit of shared memory that a kernel declares. More is only available dynamically.
@@ -23,7 +24,7 @@ def target(attribute: Callable[[CUdevice_attribute], int]) -> Target:
     Args:
         attribute: returns an attribute of the device.
     """
-    name = CUdevice_attribute
+    name = cuda.CUdevice_attribute
     warp = attribute(name.CU_DEVICE_ATTRIBUTE_WARP_SIZE)
     return Target.of_kind(
         "gpu",

@@ -74,6 +74,8 @@ class CudaCpp(Dialect):
         "subgroup_shuffle_down(value, offset)": "__shfl_down_sync(0xffffffffu, value, offset)",
     }
 
+    float16_conversions: ClassVar[str] = _FLOAT16  # by instructions
+
     @property
     def compile_options(self) -> tuple[str, ...]:
         return "--std=c++17", f"--fmad={'true' if self.contraction else 'false'}"
@@ -100,7 +102,7 @@ class CudaCpp(Dialect):
         return _HEADER + self.half_functions(dtypes)
 
     def float16_functions(self) -> str:
-        return _FLOAT16 if self.target.native_float16 else super().float16_functions()
+        return self.float16_conversions if self.target.native_float16 else super().float16_functions()
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         # With bounds, ptxas spills registers to make room for one more group. Only large groups need them: 256 work
