@@ -143,7 +143,8 @@ void bind_drivers(py::module_& module) {
   module.def("hip_adapted", &hip::adapted_names, "Return the names of the functions of HIP that hip_adapt needs.");
   module.def(
       "hip_adapt", &hip::adapt, py::arg("functions"),
-      "Return the addresses of functions with the parameters of CUDA's, by CUDA's name, from those of HIP's functions.");
+      "Return the addresses of functions with the parameters of CUDA's, by CUDA's name, from those of HIP's "
+      "functions.");
   module.def("cublas_functions", &cuda::cublas_functions, "Return the names of the functions of cuBLAS that are used.");
   module.def(
       "cublas_routines", &cuda::cublas_routines, py::arg("functions"), py::arg("index"),

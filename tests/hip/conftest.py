@@ -1,4 +1,4 @@
-"""Fixtures for tests of the HIP driver on emulated devices. Each program runs in a process of its own."""
+"""Fixtures for tests of the HIP driver on emulated devices. Each program runs in a separate process."""
 
 from __future__ import annotations
 

@@ -82,6 +82,25 @@ print(wrong, torch.bp.fallback_counts() if hasattr(torch.bp, "fallback_counts") 
     assert run(code).startswith("[]")
 
 
+def test_kernels_have_no_ptx(values: Callable[..., Any]) -> None:
+    """Also where the numbers of AMD's architectures are as large as NVIDIA's compute capabilities."""
+    found = values(
+        """
+from torch_backplane.drivers.cuda.compiler import Compiler
+texts, get = [], Compiler.get
+Compiler.get = lambda self, text, load: texts.append(text) or get(self, text, load)
+a, b = (torch.randn(128, 128).half() for _ in range(2))
+product = (a.to("bp") @ b.to("bp")).cpu()
+torch.ones(3, 300, device="bp").half().softmax(1).sum().item()
+found = (
+    torch.allclose(product.float(), a.float() @ b.float(), rtol=1e-2, atol=1e-2), len(texts) > 2,
+    [word for word in ("asm", "_sync(", "__CUDA_ARCH__") if any(word in text for text in texts)],
+)
+"""
+    )
+    assert found == (True, True, [])
+
+
 def test_the_current_device_of_the_program_stays(values: Callable[..., Any]) -> None:
     found = values(
         """

@@ -124,9 +124,12 @@ pytestmark = [
 ]
 
 
+FILES = ("hip_runtime_api.h", "hiprtc.h", "driver_types.h")
+
+
 def headers() -> str:
     assert INCLUDES is not None
-    return "".join((INCLUDES / "hip" / name).read_text(encoding="utf-8") for name in ("hip_runtime_api.h", "hiprtc.h"))
+    return "".join((INCLUDES / "hip" / name).read_text(encoding="utf-8") for name in FILES)
 
 
 def version() -> int:
@@ -199,6 +202,8 @@ def test_parameters_and_numbers_are_those_of_the_headers(tmp_path: Path) -> None
     text = headers()
     checks = {name: test for name, test in assertions().items() if re.search(rf"\b{name.partition(',')[0]}\(", text)}
     numbers = {name: number for name, number in NUMBERS.items() if re.search(rf"\b{name}\b", text)}
+    if version() < 6:
+        del numbers["hipIpcMemLazyEnablePeerAccess"]  # 0 in versions that the driver does not accept
     lines = [f'static_assert({test}, "{name}");' for name, test in checks.items()]
     lines += [f'static_assert((int){name} == {int(number)}, "{name}");' for name, number in numbers.items()]
     if version() >= 6:

@@ -36,7 +36,9 @@ class Function:
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         if self._function is None:
             self._function = ctypes.CFUNCTYPE(ctypes.c_int)(self._address())
-        values, passed, stored = iter(given), [], []
+        values = iter(given)
+        passed: list[Any] = []
+        stored: list[Any] = []
         for parameter in self._parameters:
             if isinstance(parameter, Stored):
                 stored.append(parameter.kind())
