@@ -172,7 +172,7 @@ found = (x.sum().item(), y.tolist(), host.is_pinned(), [one["is_expandable"] for
 @pytest.mark.parametrize(
     ("fault", "code", "message"),
     [
-        ("hipMalloc:1:2", "torch.empty(10, device='bp')", "OutOfMemoryError: bp out of memory"),
+        ("hipMalloc:1:2,hipMalloc:2:2", "torch.empty(10, device='bp')", "OutOfMemoryError: bp out of memory"),
         ("hipModuleLaunchKernel:1:719", "torch.zeros(3, device='bp') + 1", "hipModuleLaunchKernel answered hipError"),
         ("hipMemcpyHtoDAsync:1:999", "torch.ones(3).to('bp')", "hipMemcpyHtoDAsync answered hipErrorUnknown (999)"),
         ("hipStreamCreateWithPriority:1:999", "torch.bp.Stream()", "hipStreamCreateWithPriority answered hipErrorUnkn"),
@@ -196,8 +196,10 @@ found = raised(compute)
 def test_kernels_of_the_cache_are_loaded(values: Callable[..., Any], tmp_path: Any) -> None:
     code = """
 from torch_backplane import drivers
+from torch_backplane.drivers import builds
 torch.ones(3, device="bp") + 2
 torch.bp.synchronize()
+builds.wait_for_all()
 found = dict(drivers.device(0).build_counts())
 """
     first = values(code, TORCH_BACKPLANE_CACHE_DIR=str(tmp_path))

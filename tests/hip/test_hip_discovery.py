@@ -52,9 +52,9 @@ def test_found_devices(run: Run) -> None:
 
 def test_faulty_devices_are_skipped(run: Run) -> None:
     with_warning = FINDINGS.replace("import warnings", "import warnings; warnings.simplefilter('ignore')")
-    lines = run(with_warning, CUDA_EMULATOR_FAULTS="hipDeviceGetName:2:999").splitlines()
+    lines = run(with_warning, CUDA_EMULATOR_FAULTS="hipDeviceTotalMem:2:999").splitlines()
     assert lines[0] == "3"
-    assert any("False GPU 1: is skipped: DeviceError: hipDeviceGetName answered hipErrorUnkn" in one for one in lines)
+    assert any("False GPU 1: is skipped: DeviceError: hipDeviceTotalMem answered hipErrorUnk" in one for one in lines)
 
 
 @pytest.mark.skipif(bool(on_cuda.missing()), reason=on_cuda.missing())
