@@ -18,7 +18,7 @@ class HIPDevice(CUDADevice):
 
     dialect: ClassVar = HipCpp
     dlpack_type: ClassVar = DLPACK_ROCM
-    sensors: ClassVar = ()
+    sensors = ()
     read_sensor = Device.read_sensor  # none
 
     def _make_compiler(self, named: str = "") -> Compiler:
