@@ -234,8 +234,8 @@ def test_packages_cannot_replace_built_in_drivers(run: Run, tmp_path: Path) -> N
 # --- invalid settings --------------------------------------------------------------------------------------------
 
 WRONG_SETTINGS = [
-    ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: cuda, host"),
-    ({"TORCH_BACKPLANE_DRIVERS": " , "}, "names no driver; installed drivers: cuda, host"),
+    ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: cuda, hip, host"),
+    ({"TORCH_BACKPLANE_DRIVERS": " , "}, "names no driver; installed drivers: cuda, hip, host"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "two"}, "TORCH_BACKPLANE_HOST_DEVICES='two' is not a whole number from 0 to 64"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "65"}, "is not a whole number from 0 to 64"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "-1"}, "is not a whole number from 0 to 64"),
