@@ -248,7 +248,7 @@ WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:1"}, "names host:1; driver 'host' has 1 device, counted from host:0"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:-1"}, "has the entry 'host:-1'; write driver:index"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,,"}, "has the entry ''; write driver:index"),
-    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; available drivers: cuda, host"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; available drivers: cuda, hip, host"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host:0"}, "names devices of 'host:0' more than once"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host"}, "names devices of 'host' more than once"),
 ]

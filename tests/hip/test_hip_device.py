@@ -46,7 +46,8 @@ target, one = device.properties.target, torch.bp.get_device_properties(1)
 found = (
     torch.bp.device_count(), one.name, (one.major, one.minor), one.total_memory, one.multi_processor_count,
     target.subgroup_size, target.max_group_size, target.local_memory, target.subgroup_shuffles, device.architecture,
-    target.matrix_dtypes == frozenset(), device.triton_target, device.properties.dialect, device.properties.dlpack_device, device.properties.software, device.bus,
+    target.matrix_dtypes == frozenset(), device.triton_target,
+    device.properties.dialect, device.properties.dlpack_device, device.properties.software, device.bus,
     [name for name in ("temperature", "power_draw") if not raised(getattr(torch.bp, name)).startswith("no error")],
 )
 """,

@@ -21,7 +21,7 @@ class HIPDevice(CUDADevice):
     sensors = ()
     read_sensor = Device.read_sensor  # none
 
-    triton_target = None
+    triton_target = None  # type: ignore[assignment]
 
     def load(self, binary: bytes, entry: str) -> Kernel:
         return self._load(binary, entry)

@@ -188,7 +188,8 @@ class CudaCpp(Dialect):
         return self.float16_conversions if self.target.native_float16 else super().float16_functions()
 
     def matrix_functions(self, dtype: torch.dtype) -> str:
-        if dtype not in self.target.matrix_dtypes or dtype not in self.matrix_capabilities or self.target.subgroup_size != 32:
+        has = dtype in self.target.matrix_dtypes and dtype in self.matrix_capabilities
+        if not has or self.target.subgroup_size != 32:
             return ""
         return _MATRIX.replace("$type", _MATRIX_TYPES[dtype])
 
