@@ -38,7 +38,7 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup soak demo demo-digits test test-slow test-all test-pytorch test-distributed test-compile test-plans test-late-host test-cuda-emulated test-triton test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit ptxas gpu gpu-wheels clean FORCE
+	fuzz asan tsan lint tidy docs dist bench conformance ecosystem models ops audit hip-kernels ptxas gpu gpu-wheels clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -231,6 +231,9 @@ ops: $(ready) ## show how each ATen operator is implemented, and write results/
 
 audit: $(ready) ## predict operators on GPUs, and write results/ and docs/audit.md
 	$(python) -W ignore tools/record.py audit -- $(python) -W ignore -m torch_backplane audit --json - --markdown docs/audit.md $(ARGS)
+
+hip-kernels: $(ready) ## compile kernels for AMD GPUs with clang, without one: errors and spilled registers
+	$(python) -W ignore tools/hip_kernels.py $(ARGS)
 
 ptxas: $(ready) ## compile the kernels of many programs for NVIDIA GPUs, without one, and write results/ (half an hour)
 	$(python) -W ignore tools/record.py ptxas -- $(python) -W ignore -m torch_backplane ptxas --json - $(ARGS)

@@ -1,8 +1,9 @@
 """Configuration of all tests: four devices, one CPU thread, and fixtures that run programs in other processes.
 
 The default devices are host devices. `pytest --on opencl` selects OpenCL devices, `--on cuda` emulated CUDA devices,
-and `--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the tests that these options leave out.
-TORCH_BACKPLANE_DRIVERS and related variables in the environment select other devices.
+`--on hip` emulated HIP devices, and `--on late-host` asynchronous host devices; on_opencl.py and on_cuda.py list the
+tests that these options leave out. TORCH_BACKPLANE_DRIVERS and related variables in the environment select other
+devices.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path[:0] = [str(HERE / one) for one in ("support", "sweeps", "drivers")]
 import covering  # noqa: E402
 import forked  # noqa: E402
 import on_cuda  # noqa: E402
+import on_hip  # noqa: E402
 import on_opencl  # noqa: E402
 from opencl_platform import platform  # noqa: E402, F401  # a fixture
 
@@ -38,9 +40,10 @@ os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--on", choices=["host", "late-host", "opencl", "cuda"], default="host",
+        "--on", choices=["host", "late-host", "opencl", "cuda", "hip"], default="host",
         help="the devices to run on: host devices (default), host devices with streams in threads and random delays "
-        "(--seed), OpenCL devices, or CUDA devices (emulated, unless TORCH_BACKPLANE_CUDA_LIBRARY is set)",
+        "(--seed), OpenCL devices, CUDA devices (emulated, unless TORCH_BACKPLANE_CUDA_LIBRARY is set), emulated HIP "
+        "devices",
     )  # fmt: skip
     parser.addoption(
         "--cover", type=int, default=0, metavar="N",
@@ -66,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.getoption("--on") == "cuda":
         if not on_cuda.choose_devices():
             pytest.exit(f"NO TEST RUNS ON CUDA: {on_cuda.missing() or 'there is no device'}.", returncode=1)
+    elif config.getoption("--on") == "hip":
+        os.environ.update(on_hip.environment())
     elif not on_opencl.choose_devices():
         pytest.exit(
             "NO TEST RUNS ON OPENCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
@@ -118,7 +123,7 @@ def is_general(path: Path, config: pytest.Config) -> bool:
     place, on = path.relative_to(HERE).parts, config.getoption("--on")
     if on == "host" or not place:
         return True
-    if place[0] == "opencl" and on == "cuda":
+    if place[0] == "opencl" and on in ("cuda", "hip"):
         return True
     return place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES
 
@@ -136,7 +141,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     # Files named on the command line are not ignored.
     items[:] = [item for item in items if is_general(item.path, config)]
     left_out = {
-        "late-host": on_opencl.LATE_TESTS, "opencl": on_opencl.TESTS, "cuda": on_opencl.TESTS | on_cuda.TESTS
+        "late-host": on_opencl.LATE_TESTS,
+        "opencl": on_opencl.TESTS,
+        "cuda": on_opencl.TESTS | on_cuda.TESTS,
+        "hip": on_opencl.TESTS | on_cuda.TESTS,
     }[config.getoption("--on")]  # fmt: skip
     for item in items:
         name = f"{item.path.name}::{item.nodeid.rpartition('::')[2]}"

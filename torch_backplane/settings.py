@@ -122,6 +122,15 @@ VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_CUDA_OPTIONS": Variable(
         "more options of NVRTC ([cuda.md](cuda.md))", "such as `--generate-line-info`", "none", "at discovery"
     ),
+    "TORCH_BACKPLANE_HIP_LIBRARY": Variable(
+        "the libamdhip64 that the HIP driver loads ([hip.md](hip.md))", "a file", "that of ROCm", "at discovery"
+    ),
+    "TORCH_BACKPLANE_HIPRTC_LIBRARY": Variable(
+        "the libhiprtc that the HIP driver loads ([hip.md](hip.md))", "a file", "that of ROCm", "at discovery"
+    ),
+    "TORCH_BACKPLANE_HIP_OPTIONS": Variable(
+        "more options of hiprtc ([hip.md](hip.md))", "such as `-g`", "none", "at discovery"
+    ),
     "TORCH_BACKPLANE_CACHE_DIR": Variable(
         "folder of the cache of compiled kernels ([opencl.md](opencl.md#kernel-builds-and-the-cache))",
         "a folder; empty for no cache", "`torch_backplane` in `$XDG_CACHE_HOME` or `~/.cache`",

@@ -19,6 +19,7 @@
 #include "drivers/cuda/cusolver.h"
 #include "drivers/cuda/nccl.h"
 #include "drivers/driver_device.h"
+#include "drivers/hip/hip_functions.h"
 #include "drivers/host/discrete_device.h"
 #include "drivers/host/host_device.h"
 #include "drivers/opencl/clblast.h"
@@ -139,6 +140,11 @@ void bind_drivers(py::module_& module) {
       "cuda_failed_call", &cuda::take_failed_call, py::arg("status"),
       "Return the name of the function of libcuda that has failed with a CUresult in this thread, or \"\".");
   module.def("cuda_sleep", &cuda::sleep, py::arg("index"), py::arg("stream"), py::arg("milliseconds"));
+  module.def("hip_adapted", &hip::adapted_names, "Return the names of the functions of HIP that hip_adapt needs.");
+  module.def(
+      "hip_adapt", &hip::adapt, py::arg("functions"),
+      "Return the addresses of functions with the parameters of CUDA's, by CUDA's name, from those of HIP's "
+      "functions.");
   module.def("cublas_functions", &cuda::cublas_functions, "Return the names of the functions of cuBLAS that are used.");
   module.def(
       "cublas_routines", &cuda::cublas_routines, py::arg("functions"), py::arg("index"),

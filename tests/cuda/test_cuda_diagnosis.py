@@ -26,7 +26,7 @@ def test_without_libcuda_nothing_is_imported(run_python: Run, tmp_path: Path) ->
     finding, modules = result.stdout.splitlines()
     assert finding.startswith(f"False|libcuda: {missing}: cannot open")
     assert finding.endswith("|install NVIDIA's driver; in a container: docker run --gpus all")
-    assert modules == "torch_backplane.drivers.cuda.driver torch_backplane.drivers.cuda.library"
+    assert modules == " ".join(f"torch_backplane.drivers.cuda.{one}" for one in ("driver", "library", "platforms"))
     assert "names the driver 'cuda', which has no devices. libcuda: " in result.stderr
 
 

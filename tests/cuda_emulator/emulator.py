@@ -1,5 +1,7 @@
 """An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuDNN, cuFFT, cuSOLVER and NCCL.
 
+libamdhip64 and libhiprtc have HIP's functions, by those of libcuda and NVRTC. The devices are gfx1100 for them.
+
 CUDA programs run without a GPU. Of NVML and the other libraries, it has the functions that the CUDA driver of Backplane
 calls.
 
@@ -70,11 +72,13 @@ _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp"
 _CUBLAS, _CUFFT = ("libcublas.so.13", "libcublas.so.12"), ("libcufft.so.12", "libcufft.so.11")
 _CUSOLVER = ("libcusolver.so.12", "libcusolver.so.11")
 _CUDNN, _NCCL = ("libcudnn.so.9",), ("libnccl.so.2",)
+_HIP, _HIPRTC = ("libamdhip64.so.6",), "libhiprtc.so.6"
 _CLIENTS = {
     "cublas.cpp": _CUBLAS,
     "cudnn.cpp": _CUDNN,
     "cufft.cpp": _CUFFT,
     "cusolver.cpp": _CUSOLVER,
+    "hip.cpp": _HIP,
     "nccl.cpp": _NCCL,
 }
 _OPTIONS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-stringop-overflow", "-fPIC", "-fvisibility=hidden")
@@ -202,6 +206,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
         for source in sorted(_SOURCES.glob("*.cpp")):
             made[source.name] = str(Path(objects, source.name + ".o"))
             _run(compiler, *_OPTIONS, "-c", str(source), "-o", made[source.name])
+        hiprtc = made.pop("hiprtc.cpp")
         nvrtc = [made.pop(name) for name in _NVRTC] + [made["faults.cpp"]]
         _link(compiler, folder / "libnvidia-ml.so.1", [made.pop("nvml.cpp"), made["faults.cpp"]])
         clients = {source: [made.pop(source), made["faults.cpp"]] for source in _CLIENTS}
@@ -212,6 +217,7 @@ def _build(folder: Path, language: CudaCpp) -> None:
                 _link(compiler, folder / name, [*clients[source], str(libcuda)])
         _link(compiler, folder / "libnvrtc.so.13", nvrtc)
         _link(compiler, folder / "libnvrtc.so.12", nvrtc)
+        _link(compiler, folder / _HIPRTC, [hiprtc, *nvrtc])
     (folder / "nvrtc.prelude").write_text(_prelude(folder, language), encoding="utf-8")
     shutil.copy(_SOURCES / "kernel_table.h", folder)
     script = folder / "nvrtc.link"
@@ -232,7 +238,7 @@ def _prelude(folder: Path, language: CudaCpp) -> str:
 def _link(compiler: str, made: Path, objects: Sequence[str]) -> None:
     # Only the API is exported: other libraries can have functions with the names of internal ones.
     exported = made.parent / "exported"
-    exported.write_text("{ global: cu*; nccl*; nvrtc*; nvml*; emulator_*; local: *; };", encoding="utf-8")
+    exported.write_text("{ global: cu*; hip*; nccl*; nvrtc*; nvml*; emulator_*; local: *; };", encoding="utf-8")
     options = [
         f"-Wl,--version-script={exported}",
         "-shared",

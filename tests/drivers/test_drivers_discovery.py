@@ -234,8 +234,8 @@ def test_packages_cannot_replace_built_in_drivers(run: Run, tmp_path: Path) -> N
 # --- invalid settings --------------------------------------------------------------------------------------------
 
 WRONG_SETTINGS = [
-    ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: cuda, host"),
-    ({"TORCH_BACKPLANE_DRIVERS": " , "}, "names no driver; installed drivers: cuda, host"),
+    ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: cuda, hip, host"),
+    ({"TORCH_BACKPLANE_DRIVERS": " , "}, "names no driver; installed drivers: cuda, hip, host"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "two"}, "TORCH_BACKPLANE_HOST_DEVICES='two' is not a whole number from 0 to 64"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "65"}, "is not a whole number from 0 to 64"),
     ({"TORCH_BACKPLANE_HOST_DEVICES": "-1"}, "is not a whole number from 0 to 64"),
@@ -248,7 +248,7 @@ WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:1"}, "names host:1; driver 'host' has 1 device, counted from host:0"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:-1"}, "has the entry 'host:-1'; write driver:index"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,,"}, "has the entry ''; write driver:index"),
-    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; available drivers: cuda, host"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; available drivers: cuda, hip, host"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host:0"}, "names devices of 'host:0' more than once"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host"}, "names devices of 'host' more than once"),
 ]

@@ -134,8 +134,8 @@ def test_operations_missing_in_a_dialect_raise_when_used(tmp_path: Path) -> None
     [
         (
             ("dialect=PlainC", "dialect='Metal'"),
-            "PlainCDevice.properties.dialect is 'Metal', which is not a built-in dialect (OpenCL C, CUDA C++); "
-            "for another language, use a subclass of torch_backplane.kernels.Dialect",
+            "PlainCDevice.properties.dialect is 'Metal', which is not a built-in dialect (OpenCL C, CUDA C++, HIP C++)"
+            "; for another language, use a subclass of torch_backplane.kernels.Dialect",
         ),
         (("dialect=PlainC", "dialect=PlainCDevice"), "must be a name or a subclass of torch_backplane.kernels.Dialect"),
         (("dialect=PlainC", "dialect=PlainC()"), "must be a name or a subclass of torch_backplane.kernels.Dialect"),

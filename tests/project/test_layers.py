@@ -100,7 +100,7 @@ def test_runtime_has_no_include_cycles() -> None:
 
 def test_only_bindings_and_launcher_selection_include_drivers() -> None:
     drivers = {path.name for path in (paths.ROOT / "csrc" / "drivers").iterdir() if path.is_dir()}
-    assert drivers == {"cuda", "host", "opencl"}
+    assert drivers == {"cuda", "hip", "host", "opencl"}
     outside = {
         name
         for name, needed in included().items()

@@ -99,7 +99,7 @@ FILES = {
     "test_toy_driver.py": _OWN,
 }
 # Folders whose tests run in processes with their own devices.
-FOLDERS = ("cuda", "cuda_emulator", "discrete", "fuzz", "opencl")
+FOLDERS = ("cuda", "cuda_emulator", "discrete", "fuzz", "hip", "opencl")
 
 _CPU_KERNELS = "tests CPU kernels, which host devices run; on OpenCL devices a planner implements the operator"
 

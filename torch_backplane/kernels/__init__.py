@@ -4,7 +4,7 @@ Nothing here uses a device or the runtime. The guide is `docs/kernels.md`.
 """
 
 from torch_backplane.kernels import complex_operations, functions, torch_names  # noqa: F401  (two register themselves)
-from torch_backplane.kernels.dialects import DIALECTS, CudaCpp, Dialect, MissingOperation, OpenCLC
+from torch_backplane.kernels.dialects import DIALECTS, CudaCpp, Dialect, HipCpp, MissingOperation, OpenCLC
 from torch_backplane.kernels.expression import Expression, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
@@ -19,6 +19,7 @@ __all__ = [
     "Dialect",
     "Expression",
     "Geometry",
+    "HipCpp",
     "Kernel",
     "Layout",
     "LimitExceeded",

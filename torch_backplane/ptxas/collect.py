@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_backplane.audit.processes import Work, run_cases
+from torch_backplane.kernels.dialects import CudaCpp
+from torch_backplane.ptxas.device import TARGET
 
 _DRIVER = """\
 from torch_backplane.drivers import Driver
@@ -14,7 +16,7 @@ from torch_backplane.ptxas.device import RecordingDevice
 
 class WorkerDriver(Driver):
     def devices(self):
-        return [RecordingDevice()]
+        return [RecordingDevice({target!r}, {dialect!r})]
 """
 
 
@@ -29,16 +31,25 @@ class Kernel:
 
 
 def collect(
-    titles: Sequence[str], on_case: Callable[[str], None] = lambda title: None
+    titles: Sequence[str],
+    on_case: Callable[[str], None] = lambda title: None,
+    *,
+    target: str = TARGET,
+    dialect: str = CudaCpp.name,
 ) -> tuple[list[Kernel], dict[str, str]]:
     """Run programs, and return their kernels, and the errors of programs that ended early, by title.
+
+    Args:
+        target: the name or the path of the target file of the device (`kernels/modelled.py`).
+        dialect: the name of the dialect of the kernels.
 
     Raises:
         AuditError: the worker ended before it started a program.
     """
     found: dict[tuple[str, str], Kernel] = {}
     errors: dict[str, str] = {}
-    for message in run_cases(Work("torch_backplane.ptxas.worker", _DRIVER, {}), titles, on_case):
+    driver = _DRIVER.format(target=target, dialect=dialect)
+    for message in run_cases(Work("torch_backplane.ptxas.worker", driver, {}), titles, on_case):
         if "text" in message:
             key = message["text"], message["entry"]
             first = found[key].case if key in found else message["case"]

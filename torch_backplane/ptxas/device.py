@@ -21,7 +21,7 @@ class RecordedKernel:
 
 
 class RecordingDevice(Device):
-    """A device with the properties of a target, for which kernels are written in CUDA C++.
+    """A device with the properties of a target.
 
     Kernels do not run, so what they would write has the values of new memory. Caching must be off in the allocator, or
     memory has values of earlier tensors.
@@ -29,10 +29,14 @@ class RecordingDevice(Device):
     Attributes:
         value: new memory is filled with this int64.
         kernels: those that were launched, with the largest group size, by text and entry point.
+
+    Args:
+        target: the name or the path of a target file (`kernels/modelled.py`).
+        dialect: the name of the dialect in which kernels are written.
     """
 
-    def __init__(self) -> None:
-        modelled = read_target(TARGET)
+    def __init__(self, target: str, dialect: str) -> None:
+        modelled = read_target(target)
         self.value = 0
         self.kernels: dict[tuple[str, str], RecordedKernel] = {}
         self._lock = threading.Lock()
@@ -40,7 +44,7 @@ class RecordingDevice(Device):
             name=modelled.name,
             total_memory=1 << 36,
             compute_units=modelled.target.compute_units,
-            dialect="CUDA C++",
+            dialect=dialect,
             kind="gpu",
             target=modelled.target,
             software="ptxas",

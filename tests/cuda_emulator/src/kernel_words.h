@@ -98,6 +98,11 @@ static inline T __shfl_down_sync(const unsigned mask, const T value, const unsig
   const unsigned lane = emulator_lane(), to = lane + by;
   return emulator_shuffle(mask, value, (lane & (width - 1)) + by < width ? to : lane);
 }
+// HIP's: without a mask.
+template <class T>
+static inline T __shfl_down(const T value, const unsigned by) {
+  return __shfl_down_sync(0xffffffffu, value, by);
+}
 template <class T>
 static inline T __shfl_up_sync(const unsigned mask, const T value, const unsigned by, const unsigned width = 32) {
   const unsigned lane = emulator_lane();

@@ -1,6 +1,7 @@
-"""Compiles CUDA C++ with NVRTC, or loads the result from the kernel cache.
+"""Compiles kernels with NVRTC or hiprtc, or loads the result from the kernel cache.
 
 TORCH_BACKPLANE_CUDA_OPTIONS   options of NVRTC, after our own, such as --generate-line-info
+TORCH_BACKPLANE_HIP_OPTIONS    options of hiprtc
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cuda.bindings import nvrtc
-
 from torch_backplane.drivers import builds, kernel_cache
-
-OPTIONS_VARIABLE = "TORCH_BACKPLANE_CUDA_OPTIONS"
+from torch_backplane.drivers.cuda import platforms
+from torch_backplane.drivers.cuda.platforms import nvrtc
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +29,10 @@ class UnsupportedArchitecture(RuntimeError):
 
 
 def version() -> tuple[int, int]:
-    """Return the version of NVRTC.
+    """Return the version of the compiler.
 
     Raises:
-        Exception: NVRTC is not installed or does not work.
+        Exception: it is not installed or does not work.
     """
     major, minor = _checked(nvrtc.nvrtcVersion())
     return major, minor
@@ -66,7 +65,12 @@ def architecture(capability: tuple[int, int], supported: Sequence[int]) -> str:
 
 
 class Compiler:
-    """The compiler for a device. Thread-safe; cuda-bindings releases the GIL while NVRTC runs.
+    """The compiler for a device. Thread-safe; the GIL is released while NVRTC or hiprtc runs.
+
+    Args:
+        capability: the GPU's compute capability.
+        options: options before those of the environment variable.
+        named: the architecture. "": NVRTC's for the capability.
 
     Attributes:
         architecture: see `architecture`.
@@ -76,11 +80,12 @@ class Compiler:
         UnsupportedArchitecture: see `architecture`.
     """
 
-    def __init__(self, capability: tuple[int, int], options: Sequence[str]) -> None:
-        self.architecture = architecture(capability, _checked(nvrtc.nvrtcGetSupportedArchs()))
-        extra = shlex.split(os.environ.get(OPTIONS_VARIABLE, ""))
-        self._options = [f"--gpu-architecture={self.architecture}", *options, *extra]
-        self._origin = ("CUDA", *map(str, version()), *self._options)
+    def __init__(self, capability: tuple[int, int], options: Sequence[str], named: str = "") -> None:
+        platform = platforms.chosen()
+        self.architecture = named or architecture(capability, _checked(nvrtc.nvrtcGetSupportedArchs()))
+        extra = shlex.split(os.environ.get(platform.options_variable, ""))
+        self._options = [f"{platform.architecture_option}={self.architecture}", *options, *extra]
+        self._origin = (platform.name, *map(str, version()), *self._options)
         self._lock = threading.Lock()
         self.counts = {"built": 0, "loaded": 0}
 
@@ -108,7 +113,7 @@ class Compiler:
         return loaded
 
     def build(self, text: str) -> bytes:
-        """Compile a text: a cubin, or PTX that ends with a zero byte. Does not use the kernel cache.
+        """Compile a text: a cubin, a code object, or PTX that ends with a zero byte. Does not use the kernel cache.
 
         Raises:
             CompileError: the text does not compile.
@@ -123,7 +128,7 @@ class Compiler:
                 raise CompileError(f"{status.name} for {' '.join(self._options)}\n{log_text}")
             if log_text:
                 _log.debug("the compiler's log: %s", log_text)
-            if self.architecture.startswith("sm_"):
+            if not self.architecture.startswith("compute_"):
                 return _output(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
             return _output(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         finally:
@@ -143,5 +148,5 @@ def _output(get_size: Callable[..., Any], get: Callable[..., Any], program: Any)
 def _checked(answer: Any) -> Any:
     status, *results = answer
     if int(status) != 0:
-        raise RuntimeError(f"NVRTC answered {status.name} ({int(status)})")
+        raise RuntimeError(f"{platforms.chosen().compiler} answered {status.name} ({int(status)})")
     return results[0] if len(results) == 1 else tuple(results)

@@ -17,9 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from cuda.bindings import driver as cuda
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_backplane import _C
 from torch_backplane.drivers.base import (
@@ -30,7 +28,7 @@ from torch_backplane.drivers.base import (
     NativeLauncher,
     TritonTarget,
 )
-from torch_backplane.drivers.cuda import sensors
+from torch_backplane.drivers.cuda import platforms, sensors
 from torch_backplane.drivers.cuda.compiler import Compiler
 from torch_backplane.drivers.cuda.errors import (
     ALREADY_ACCESSIBLE,
@@ -38,12 +36,16 @@ from torch_backplane.drivers.cuda.errors import (
     NOT_READY,
     allocated,
     checked,
-    describe,
     error,
     failed_call,
 )
 from torch_backplane.drivers.cuda.target import target
 from torch_backplane.kernels.dialects.cuda_cpp import CudaCpp
+
+if TYPE_CHECKING:
+    from cuda.bindings import driver as cuda
+else:
+    from torch_backplane.drivers.cuda.platforms import driver as cuda
 
 DLPACK_CUDA = 2  # kDLCUDA
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY, CUDA's default stream
@@ -51,18 +53,15 @@ LEAST_ADDRESS = 1 << 16  # no memory is mapped below it
 MOST_NAME_BYTES = 256
 RANGE_UNIT = 2 << 20  # bytes: the parts of an address range are multiples of it
 
-_ATTRIBUTE = cuda.CUdevice_attribute
-_FUNCTION = cuda.CUfunction_attribute
-
-# What Triton's own driver returns from get_device_properties().
+# What Triton's own driver returns from get_device_properties(), and the attribute of CUDA (CU_DEVICE_ATTRIBUTE_…).
 _TRITON_PROPERTIES = {
-    "max_shared_mem": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-    "max_num_regs": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
-    "multiprocessor_count": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    "warpSize": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_WARP_SIZE,
-    "sm_clock_rate": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
-    "mem_clock_rate": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
-    "mem_bus_width": _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+    "max_shared_mem": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "max_num_regs": "MAX_REGISTERS_PER_BLOCK",
+    "multiprocessor_count": "MULTIPROCESSOR_COUNT",
+    "warpSize": "WARP_SIZE",
+    "sm_clock_rate": "CLOCK_RATE",
+    "mem_clock_rate": "MEMORY_CLOCK_RATE",
+    "mem_bus_width": "GLOBAL_MEMORY_BUS_WIDTH",
 }
 
 # Statuses of a binary that does not fit the device: invalid image or PTX, no code for it, newer PTX, no such kernel.
@@ -123,10 +122,12 @@ class Range:
 
 
 class CUDADevice(Device):
-    """A CUDA device.
+    """A CUDA device, or a HIP device (drivers/hip/).
 
     Attributes:
         bus: its PCI bus id.
+        dialect: of its kernels.
+        dlpack_type: as in dlpack.h.
 
     Args:
         index: its number in CUDA.
@@ -138,13 +139,16 @@ class CUDADevice(Device):
         DeviceError: a query failed.
     """
 
+    dialect: ClassVar[type[CudaCpp]] = CudaCpp
+    dlpack_type: ClassVar[int] = DLPACK_CUDA
+
     def __init__(self, index: int, functions: Mapping[str, int], software: str) -> None:
         self.index = index
         self.handle = checked(cuda.cuDeviceGet, index)
         self.properties = self._describe(software)
         self.bus = _string(cuda.cuDeviceGetPCIBusId, MOST_NAME_BYTES, self.handle)
-        assert self.properties.target is not None
-        self._compiler = Compiler(self.properties.capability, CudaCpp(self.properties.target).compile_options)
+        self._compiler = self._make_compiler()
+        platforms.keep()
         launcher = _C.cuda_launcher(dict(functions), index, int(self.handle))
         self.native_launcher = NativeLauncher(api="c", functions=launcher)
         self._can_reserve = self._maps_parts()
@@ -152,20 +156,24 @@ class CUDADevice(Device):
         self._accessors = [index]  # the devices that can access the memory of this one
         self._lock = threading.Lock()
 
+    def _make_compiler(self, named: str = "") -> Compiler:
+        """Return the compiler. `named`: as in `Compiler`."""
+        return Compiler(self.properties.capability, self.dialect(self.properties.target).compile_options, named)
+
     def _describe(self, software: str) -> DeviceProperties:
-        figures = target(self.attribute)
+        figures = target(self.attribute, self.dialect.matrix_capabilities)
         capability = (
-            self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            self.attribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self.attribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         return DeviceProperties(
             name=_string(cuda.cuDeviceGetName, MOST_NAME_BYTES, self.handle),
             total_memory=checked(cuda.cuDeviceTotalMem, self.handle),
             address_space="device",
-            dlpack_device=(DLPACK_CUDA, self.index),
+            dlpack_device=(self.dlpack_type, self.index),
             compute_units=figures.compute_units,
             capability=capability,
-            dialect="CUDA C++",
+            dialect=self.dialect.name,
             kind="gpu",
             target=figures,
             software=software,
@@ -174,6 +182,12 @@ class CUDADevice(Device):
     def attribute(self, name: cuda.CUdevice_attribute) -> int:
         """Return an attribute of the device."""
         return int(checked(cuda.cuDeviceGetAttribute, name, self.handle))
+
+    @property
+    def architecture(self) -> str:
+        """Its architecture, such as "sm_90" or "gfx90a"."""
+        major, minor = self.properties.capability
+        return f"sm_{major}{minor}"
 
     @property
     def native_context(self) -> int:  # type: ignore[override]
@@ -215,7 +229,7 @@ class CUDADevice(Device):
 
     def _maps_parts(self) -> bool:
         """Return whether the device has address ranges whose parts can be as small as the runtime's."""
-        if not self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
+        if not self.attribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
             return False
         least = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return RANGE_UNIT % int(checked(cuda.cuMemGetAllocationGranularity, self._memory_of_device(), least)) == 0
@@ -338,7 +352,11 @@ class CUDADevice(Device):
     def triton_target(self) -> TritonTarget:  # type: ignore[override]
         """Triton's target: "cuda", with the compute capability as a number."""
         major, minor = self.properties.capability
-        figures = {name: self.attribute(attribute) for name, attribute in _TRITON_PROPERTIES.items()}
+        names = cuda.CUdevice_attribute
+        figures = {
+            name: self.attribute(getattr(names, f"CU_DEVICE_ATTRIBUTE_{attribute}"))
+            for name, attribute in _TRITON_PROPERTIES.items()
+        }
         return TritonTarget(
             backend="cuda", architecture=10 * major + minor, warp_size=figures["warpSize"], properties=figures
         )
@@ -348,10 +366,10 @@ class CUDADevice(Device):
 
     def load(self, binary: bytes, entry: str) -> Kernel:
         kernel = self._load(binary, entry)
-        most = self.attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        most = self.attribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         static, limit = (
-            _FUNCTION.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-            _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
         )
         with self.current():  # without this, launches have at most 48 KiB of shared memory
             declared = int(checked(cuda.cuFuncGetAttribute, static, kernel.function))
@@ -366,10 +384,9 @@ class CUDADevice(Device):
             except DeviceError as failure:
                 if failure.code not in _NOT_LOADABLE:
                     raise
-                major, minor = self.properties.capability
                 raise ValueError(
-                    f"the binary is for {architecture_of(binary)}, and {self.properties.name} is sm_{major}{minor}; or "
-                    f"it has no kernel {entry}: {failure}"
+                    f"the binary is for {architecture_of(binary)}, and {self.properties.name} is {self.architecture}; "
+                    f"or it has no kernel {entry}: {failure}"
                 ) from failure
         kernel = Kernel(int(function))
         weakref.finalize(kernel, self._unload, module).atexit = False
@@ -384,11 +401,11 @@ class CUDADevice(Device):
             registers, local, shared, threads, dynamic = (
                 int(checked(cuda.cuFuncGetAttribute, name, kernel.function))
                 for name in (
-                    _FUNCTION.CU_FUNC_ATTRIBUTE_NUM_REGS,
-                    _FUNCTION.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
-                    _FUNCTION.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                    _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-                    _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS,
+                    cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                    cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                    cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                    cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 )
             )
         return KernelResources(
@@ -424,12 +441,13 @@ class CUDADevice(Device):
         return Stream(int(stream))
 
     def adopt_stream(self, handle: int) -> Stream:
+        platform = platforms.chosen().name
         if handle != LEGACY_STREAM and (handle < LEAST_ADDRESS or handle % ctypes.sizeof(ctypes.c_void_p)):
-            raise ValueError(f"{handle} is not a CUDA stream")  # CUDA would read at that address
+            raise ValueError(f"{handle} is not a {platform} stream")  # CUDA would read at that address
         with self.current():
             status, context = cuda.cuStreamGetCtx(handle)
         if int(status) != 0:
-            raise ValueError(f"{handle} is not a CUDA stream: cuStreamGetCtx answered {describe(int(status))}")
+            raise ValueError(f"{handle} is not a {platform} stream: {error('cuStreamGetCtx', int(status))}")
         if int(context) != self.native_context:
             raise ValueError(
                 f"the stream {handle} does not belong to the primary context of {self.properties.name}: "
@@ -512,7 +530,10 @@ def _string(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def architecture_of(binary: bytes) -> str:
-    """Return the architecture of a cubin or of PTX, such as "sm_90" or "PTX for sm_80"; "no GPU" for anything else."""
+    """Return the architecture of a binary, such as "sm_90", "PTX for sm_80" or "gfx90a"; "no GPU" if there is none."""
+    target_id = re.search(rb"amdgcn-amd-amdhsa-+(gfx\w+)", binary)  # in code objects of HIP, and in bundles of them
+    if target_id:
+        return target_id[1].decode()
     if binary.startswith(b"\x7fELF") and len(binary) >= 52:
         (flags,) = struct.unpack_from("<I", binary, 48)
         return f"sm_{flags >> 8 & 255 if binary[8] >= 8 else flags & 255}"

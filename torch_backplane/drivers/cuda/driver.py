@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch_backplane import _C
 from torch_backplane.drivers import kernel_cache
 from torch_backplane.drivers.base import Driver, Finding
-from torch_backplane.drivers.cuda import library
+from torch_backplane.drivers.cuda import library, platforms
 
 if TYPE_CHECKING:
     import ctypes
@@ -46,6 +46,7 @@ class CUDADriver(Driver):
         self._findings = []
         try:
             loaded = self._note(*_load_cuda())
+            choose(platforms.CUDA)
             cuda, bindings = self._note(*_import_bindings())
             version = self._note(*_initialize(cuda))
             nvrtc = self._note(*_load_nvrtc(version))
@@ -101,7 +102,16 @@ class CUDADriver(Driver):
     def _skip(self, finding: Finding) -> None:
         self._findings.append(finding)
         remedy = f"; {finding.remedy}" if finding.remedy else ""
-        warnings.warn(f"torch_backplane: CUDA {finding.what} {finding.found}{remedy}", stacklevel=4)
+        platform = platforms.chosen().name
+        warnings.warn(f"torch_backplane: {platform} {finding.what} {finding.found}{remedy}", stacklevel=4)
+
+
+def choose(platform: platforms.Platform) -> None:
+    """Choose the platform, or raise Missing."""
+    try:
+        platforms.choose(platform)
+    except platforms.OtherPlatform as error:
+        raise Missing(Finding("process", False, str(error), "set TORCH_BACKPLANE_DRIVERS")) from error
 
 
 def _load_cuda() -> tuple[ctypes.CDLL, Finding]:
@@ -129,7 +139,7 @@ def _import_bindings() -> tuple[tuple[Any, str], Finding]:
 
 def _initialize(cuda: Any) -> tuple[tuple[int, int], Finding]:
     """Initialize CUDA and return the version that NVIDIA's driver supports."""
-    from torch_backplane.drivers.cuda.errors import REMEDIES, checked, describe
+    from torch_backplane.drivers.cuda.errors import checked, describe
 
     what = "CUDA"
     try:
@@ -138,7 +148,7 @@ def _initialize(cuda: Any) -> tuple[tuple[int, int], Finding]:
         raise Missing(Finding(what, False, f"{type(error).__name__}: {error}", _UPDATE)) from error
     if int(status) != 0:
         found = f"cuInit answered {describe(int(status))}"
-        raise Missing(Finding(what, False, found, "" if int(status) in REMEDIES else "check nvidia-smi"))
+        raise Missing(Finding(what, False, found, "" if int(status) in platforms.CUDA.remedies else "check nvidia-smi"))
     number = int(checked(cuda.cuDriverGetVersion))
     version = (number // 1000, number % 1000 // 10)
     if version < OLDEST_CUDA:
@@ -176,11 +186,11 @@ def _functions(loaded: ctypes.CDLL) -> tuple[dict[str, int], None]:
 
 
 def _count(cuda: Any) -> tuple[int, None]:
-    from torch_backplane.drivers.cuda.errors import REMEDIES, checked
+    from torch_backplane.drivers.cuda.errors import checked
 
     count = int(checked(cuda.cuDeviceGetCount))
     if count == 0:
-        raise Missing(Finding("GPU", False, "CUDA lists none", REMEDIES[100]))
+        raise Missing(Finding("GPU", False, "CUDA lists none", platforms.CUDA.remedies[100]))
     return count, None
 
 

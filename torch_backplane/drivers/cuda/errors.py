@@ -1,14 +1,14 @@
-"""Errors of CUDA's driver API: their names, what helps, and which of them mean that the device is lost."""
+"""Errors of CUDA's driver API, and of HIP: their names, what helps, and which of them mean that the device is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from cuda.bindings import driver as cuda
-
 from torch_backplane import _C
 from torch_backplane.drivers.base import DeviceError
+from torch_backplane.drivers.cuda import platforms
+from torch_backplane.drivers.cuda.platforms import driver as cuda
 
 OUT_OF_MEMORY = 2
 ALREADY_ACCESSIBLE = 704  # cuCtxEnablePeerAccess was called before
@@ -28,34 +28,6 @@ LOST = frozenset({
     911,  # another device of a multi-device program failed
 })  # fmt: skip
 
-_ADDRESS = (
-    "to find the kernel, run with TORCH_BACKPLANE_LAUNCH_BLOCKING=1, or under compute-sanitizer with "
-    'TORCH_BACKPLANE_CUDA_OPTIONS="--generate-line-info"'
-)
-
-# What helps, by status.
-REMEDIES = {
-    2: "free memory, or see nvidia-smi for other processes that use the GPU",
-    34: "the toolkit's stub of libcuda was loaded: remove it from LD_LIBRARY_PATH",
-    46: "another process uses the GPU in exclusive mode: end it, or run nvidia-smi -c DEFAULT",
-    100: "check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all",
-    101: "check CUDA_VISIBLE_DEVICES",
-    201: "another library has destroyed the primary context, for example with cudaDeviceReset",
-    209: "the kernel was compiled for another architecture",
-    221: "PTX needs the driver's compiler, libnvidia-ptxjitcompiler: reinstall NVIDIA's driver",
-    222: "update NVIDIA's driver, or install an NVRTC that is not newer than it",
-    700: _ADDRESS,
-    701: "the kernel needs more registers or shared memory than a group can have",
-    709: "another library has destroyed the primary context, for example with cudaDeviceReset",
-    716: _ADDRESS,
-    718: _ADDRESS,
-    719: _ADDRESS,
-    802: "start nvidia-fabricmanager, or wait until the system has finished starting",
-    803: "libcuda and the kernel module have different versions: restart the system after an update of the driver",
-    804: "remove the forward-compatibility package of the toolkit (cuda-compat)",
-}
-
-
 def describe(status: int) -> str:
     """Return the name, the number and the meaning of a status, and what helps if something is known to."""
     try:
@@ -63,12 +35,12 @@ def describe(status: int) -> str:
         name, meaning = result.name, _text(cuda.cuGetErrorString(result))
     except ValueError:  # an error that is newer than cuda-bindings
         name, meaning = "CUDA error", "unknown to this version of cuda-bindings"
-    remedy = REMEDIES.get(status, "")
+    remedy = platforms.chosen().remedies.get(status, "")
     return f"{name} ({status}): {meaning}" + (f"; {remedy}" if remedy else "")
 
 
 def failed_call(status: int) -> str:
-    """Return the name of the function of libcuda that has failed with a status in the native launcher, in this thread.
+    """Return the name of the function that has failed with a status in the native launcher, in this thread.
 
     Returns "" if that is not known. The next call does not return it again.
     """
@@ -76,12 +48,13 @@ def failed_call(status: int) -> str:
 
 
 def error(call: str, status: int) -> DeviceError:
-    """Return the exception for a call that returned a status."""
-    return DeviceError(f"{call} answered {describe(status)}", code=status, lost=status in LOST)
+    """Return the exception for a call, of CUDA's name, that returned a status."""
+    name = platforms.chosen().name_of(call)
+    return DeviceError(f"{name} answered {describe(status)}", code=status, lost=status in LOST)
 
 
 def checked(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of cuda-bindings and return its result, a tuple if it has several.
+    """Call a function of `platforms.driver` and return its result, a tuple if it has several.
 
     Raises:
         DeviceError: it returned an error.

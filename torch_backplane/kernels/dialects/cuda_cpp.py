@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -121,6 +121,10 @@ class CudaCpp(Dialect):
     """CUDA C++. A buffer is passed as a pointer.
 
     Loads and stores of several lanes need a pointer that is aligned to their size, up to 16 bytes.
+
+    Attributes:
+        matrix_capabilities: the compute capability from which on `mma.sync` multiplies a dtype (PTX ISA, «Warp-level
+            matrix instructions»).
     """
 
     name = "CUDA C++"
@@ -139,6 +143,9 @@ class CudaCpp(Dialect):
         torch.complex64: "float2",
         torch.complex128: "double2",
     }
+    matrix_capabilities: ClassVar[Mapping[torch.dtype, tuple[int, int]]] = {
+        torch.float16: (7, 5), torch.bfloat16: (8, 0)
+    }  # fmt: skip
     words: ClassVar = {
         "GLOBAL": "",
         "LOCAL": "__shared__",
@@ -149,6 +156,8 @@ class CudaCpp(Dialect):
         "multiply_high(a, b)": "__umulhi(a, b)",
         "subgroup_shuffle_down(value, offset)": "__shfl_down_sync(0xffffffffu, value, offset)",
     }
+
+    float16_conversions: ClassVar[str] = _FLOAT16  # by instructions
 
     @property
     def compile_options(self) -> tuple[str, ...]:
@@ -176,10 +185,11 @@ class CudaCpp(Dialect):
         return _HEADER + self.half_functions(dtypes)
 
     def float16_functions(self) -> str:
-        return _FLOAT16 if self.target.native_float16 else super().float16_functions()
+        return self.float16_conversions if self.target.native_float16 else super().float16_functions()
 
     def matrix_functions(self, dtype: torch.dtype) -> str:
-        if dtype not in self.target.matrix_dtypes or self.target.subgroup_size != 32:
+        has = dtype in self.target.matrix_dtypes and dtype in self.matrix_capabilities
+        if not has or self.target.subgroup_size != 32:
             return ""
         return _MATRIX.replace("$type", _MATRIX_TYPES[dtype])
 
