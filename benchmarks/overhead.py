@@ -25,6 +25,7 @@ from rich.table import Table
 
 ELEMENTS = 16
 CHAIN = 1000  # operations in the chain
+HELD_CALLS = 300  # while the device is held up: calls wait for the device if about 1,024 commands are pending
 
 # A workload makes a body for a device. The body takes the number of calls to make.
 Body = Callable[[int], object]
@@ -209,8 +210,9 @@ def main(
     }
     calls = max(1, int(2000 * scale))
     issued = issue(place, calls, rounds)
-    held = issue(place, calls, rounds, held=True) if runs_kernels(place) else None
-    parts = split(place, calls) if runs_kernels(place) else None
+    few = min(calls, HELD_CALLS)
+    held = issue(place, few, rounds, held=True) if runs_kernels(place) else None
+    parts = split(place, few) if runs_kernels(place) else None
     first = first_calls(place, max(1, int(50 * scale)), rounds) if runs_kernels(place) else None
     if as_json:
         environment |= {"issue_us": issued, "issue_held_us": held, "parts_us": parts, "first_call_us": first}

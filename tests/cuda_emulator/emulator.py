@@ -25,6 +25,7 @@ Environment variables of the libraries:
                                 «(kernel)» is the execution of a kernel. Functions of the other libraries can fail, too.
     CUDA_EMULATOR_NCCL_VERSION  what ncclGetVersion returns (22900)
     CUDA_EMULATOR_REPORT        set: print illegal accesses of kernels, and why an image cannot be loaded
+    CUDA_EMULATOR_RUN           0: launches return without a kernel run, to measure the time of the program itself
     CUDA_EMULATOR_CHECKS        1: check bounds to the byte, races and barriers of kernels; «report»: only report them
 
 CUDA_VISIBLE_DEVICES has its usual meaning, for numbers.

@@ -506,3 +506,17 @@ def test_a_kernel_cannot_use_other_host_memory() -> None:
     assert api.launch(function, (1,), (1,), ctypes.addressof(host)) == 0
     assert api.status("cuCtxSynchronize") == api.ILLEGAL_ADDRESS
     assert host.raw == bytes(64)
+
+
+@pytest.mark.parametrize(("setting", "written"), [("0", 0), ("1", 7)])
+def test_launches_without_a_run(run_apart: Callable[..., str], setting: str, written: int) -> None:
+    script = """
+api.call("cuInit", 0)
+api.call("cuCtxSetCurrent", api.result("cuDevicePrimaryCtxRetain", 0))
+function = api.kernel('extern "C" __global__ void put(int* out) { *out = 7; }', "put")
+memory = api.allocate(4)
+assert api.launch(function, (1,), (1,), memory) == 0
+api.synchronize()
+print(int.from_bytes(api.read(memory, 4), "little"))
+"""
+    assert run_apart(script, CUDA_EMULATOR_RUN=setting) == f"{written}\n"
