@@ -116,7 +116,8 @@ class LibraryCall:
             LibraryFailed: the last library that accepts the call failed.
             torch.AcceleratorError: a library failed in a tuning trial, or the device is lost.
         """
-        text, failure = f"no library computes {FAMILIES[self.family].computes} on {self.device}", None
+        text = f"no library computes {FAMILIES[self.family].computes} on {self.device}"
+        failure: Exception | None = None
         for library, routine in self._takers():
             try:
                 self._call(library, routine, memory, numbers, written)

@@ -38,22 +38,19 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
         index: the device's number in CUDA.
         capability: its compute capability.
     """
-    routines = {
-        family: Routine(
-            addresses={
-                dtype: addresses[name]
-                for name in addresses
-                if cublas.supports(dtype := getattr(torch, name), capability)
-            },
+    found = _C.cublaslt_routines(dict(functions), index, cublas.workspace_bytes(capability))
+
+    def routine(family: str) -> Routine:
+        addresses = {getattr(torch, name): address for name, address in found[family].items()}
+        return Routine(
+            addresses={dtype: one for dtype, one in addresses.items() if cublas.supports(dtype, capability)},
             guard=partial(_guard, index, family),
             workspace=partial(_workspace, index, family),
             forms=partial(_forms, index, family),
             tf32=cublas.has_tf32(capability),
         )
-        for family, addresses in _C.cublaslt_routines(
-            dict(functions), index, cublas.workspace_bytes(capability)
-        ).items()
-    }
+
+    routines = {family: routine(family) for family in found}
     return Library(name=PRODUCT.name, routines=routines, explain=cublas.explain)
 
 
