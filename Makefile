@@ -28,7 +28,7 @@ pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile --max
 # By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
 quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
-# The tests that `make test-cuda-emulated` repeats with cuBLAS, cuDNN, cuFFT and cuSOLVER. Without them, tests use
+# The tests that `make test-cuda-emulated` repeats with cuBLAS, cuBLASLt, cuDNN, cuFFT and cuSOLVER. Without them, tests use
 # generated kernels, and the CPU for decompositions.
 with_cuda_libraries := $(patsubst %,tests/opencl/test_%.py,amp backends batch_linear_algebra convolutions graphed_training library_products products spectral_ops)
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
@@ -110,7 +110,8 @@ test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
 	$(pytest) tests/cuda $(ARGS)
 	$(pytest) --on cuda $(quick) $(ARGS)
 	folder=$$($(python) tests/cuda_emulator/emulator.py) && \
-	TORCH_BACKPLANE_CUBLAS_LIBRARY=$$folder/libcublas.so.13 TORCH_BACKPLANE_CUFFT_LIBRARY=$$folder/libcufft.so.12 \
+	TORCH_BACKPLANE_CUBLAS_LIBRARY=$$folder/libcublas.so.13 \
+	TORCH_BACKPLANE_CUBLASLT_LIBRARY=$$folder/libcublasLt.so.13 TORCH_BACKPLANE_CUFFT_LIBRARY=$$folder/libcufft.so.12 \
 	TORCH_BACKPLANE_CUDNN_LIBRARY=$$folder/libcudnn.so.9 TORCH_BACKPLANE_CUSOLVER_LIBRARY=$$folder/libcusolver.so.12 \
 		$(pytest) --on cuda $(quick) $(with_cuda_libraries) $(ARGS)
 

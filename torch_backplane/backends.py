@@ -77,8 +77,9 @@ def preferred_blas_library(backend: str | None = None) -> str:
 
             - "default": the library with the least expected cost.
             - "host": PyTorch's CPU library, on devices whose memory the host can access.
-            - "driver": a library that the device's driver provides: CLBlast on OpenCL, cuBLAS on CUDA. If no driver
-              provides one, a warning is given.
+            - "driver": a library that the device's driver provides: CLBlast on OpenCL, cuBLAS and cuBLASLt on CUDA. If
+              no driver provides one, a warning is given.
+            - "cublas", "cublaslt", "clblast": this library, if a device has it.
             - "generated": Backplane's kernels.
 
     Returns:
@@ -89,7 +90,7 @@ def preferred_blas_library(backend: str | None = None) -> str:
     """
     if backend is not None:
         _prefer("products", backend, "matmul")
-    return preferences.preferred("products")
+    return preferences.preferred("products").rpartition("/")[2]
 
 
 def preferred_attention_library(backend: str | None = None) -> str:
@@ -144,9 +145,10 @@ _INSTALL = {
 
 def _prefer(candidates: str, backend: str, family: str) -> None:
     """Prefers a library. Warns if it is "driver" and no device's driver has one for this family."""
-    preferences.prefer(candidates, backend)
     devices = map(drivers.device, range(torch.accelerator.device_count()))
-    if backend == "driver" and not any(True for one in devices for _ in routines_of(one, family)):
+    keys = [*dict.fromkeys(library.key for one in devices for library, _ in routines_of(one, family))]
+    preferences.prefer(candidates, backend, keys if candidates == "products" else ())
+    if backend == "driver" and not keys:
         warnings.warn(
             f"no driver provides a library for {FAMILIES[family].computes}, so other libraries compute them; install "
             f"{_INSTALL[family]}",

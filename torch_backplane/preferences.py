@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -34,23 +34,29 @@ _preferred = dict.fromkeys(LIBRARIES, DEFAULT)
 
 
 def preferred(family: str) -> str:
-    """The library that the user prefers for a family; "default" if none."""
+    """The library that the user prefers for a family; "default" if none; "driver/KEY" for one of a driver's."""
     return _preferred[family]
 
 
-def prefer(family: str, library: str) -> None:
+def prefer(family: str, library: str, keys: Sequence[str] = ()) -> None:
     """Sets the preferred library of a family, on all devices.
 
     Args:
         family: a key of LIBRARIES.
         library: one of the family's libraries, or "default".
+        keys: of the libraries that drivers have for the family (`drivers.libraries.Library`), which are accepted, too.
 
     Raises:
         ValueError: the family has no such library.
     """
-    accepted = (DEFAULT, *LIBRARIES[family])
+    accepted = (DEFAULT, *LIBRARIES[family], *keys)
     if library not in accepted:
         raise ValueError(f"{family} have no library {library!r}: accepted are {', '.join(accepted)}")
+    library = f"driver/{library}" if library in keys else library
+    _set(family, library)
+
+
+def _set(family: str, library: str) -> None:
     if library != _preferred[family]:
         _preferred[family] = library
         _C.advance_configuration_epoch()  # invalidates plans that use another library
@@ -64,7 +70,7 @@ def preferring(family: str, library: str) -> Iterator[None]:
     try:
         yield
     finally:
-        prefer(family, before)
+        _set(family, before)
 
 
 class Divided(NamedTuple):

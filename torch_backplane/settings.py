@@ -103,6 +103,10 @@ VARIABLES: Mapping[str, Variable] = {
         "the cuBLAS that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuBLAS",
         "the one that cuda-pathfinder finds", "at discovery",
     ),
+    "TORCH_BACKPLANE_CUBLASLT_LIBRARY": Variable(
+        "the cuBLASLt that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuBLASLt",
+        "the one that cuda-pathfinder finds", "at discovery",
+    ),
     "TORCH_BACKPLANE_CUDNN_LIBRARY": Variable(
         "the cuDNN that the CUDA driver loads ([cuda.md](cuda.md))", "a file; `none` for no cuDNN",
         "the one that cuda-pathfinder finds", "at discovery",

@@ -13,6 +13,7 @@
 #include "devices/faulty_device.h"
 #include "devices/shutdown.h"
 #include "drivers/cuda/cublas.h"
+#include "drivers/cuda/cublaslt.h"
 #include "drivers/cuda/cuda_launcher.h"
 #include "drivers/cuda/cudnn.h"
 #include "drivers/cuda/cufft.h"
@@ -153,6 +154,22 @@ void bind_drivers(py::module_& module) {
   module.def(
       "cublas_prepare", &cuda::cublas_prepare, py::arg("index"), py::call_guard<py::gil_scoped_release>(),
       "Make cuBLAS ready for a CUDA device, and return a status of the routine.");
+  module.def(
+      "cublaslt_functions", &cuda::lt::functions, "Return the names of the functions of cuBLASLt that are used.");
+  module.def(
+      "cublaslt_routines", &cuda::lt::routines, py::arg("functions"), py::arg("index"), py::arg("workspace"),
+      "Return the addresses of the routines for a CUDA device, by family and dtype name, from those of cuBLASLt's "
+      "functions. `workspace`: the bytes that an algorithm can have.");
+  module.def(
+      "cublaslt_algorithms",
+      [](size_t index, const std::string& family, const std::string& dtype, const std::vector<int64_t>& integers) {
+        const cuda::lt::AlgorithmsFound found = cuda::lt::algorithms(index, family, dtype, integers);
+        return std::make_tuple(found.status, found.count, found.workspace);
+      },
+      py::arg("index"), py::arg("family"), py::arg("dtype"), py::arg("integers"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Return a status of the routine, how many algorithms there are, and the bytes of workspace of the one that is "
+      "selected. `integers`: those of the family, in its order.");
   module.def("cudnn_functions", &cuda::cudnn_functions, "Return the names of the functions of cuDNN that are used.");
   module.def(
       "cudnn_routines", &cuda::cudnn_routines, py::arg("functions"), py::arg("family"), py::arg("index"),

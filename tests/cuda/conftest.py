@@ -21,6 +21,7 @@ QUICK = {
     "test_findings_are_errors_of_the_device",
     "test_graphs_are_cudas_and_updated_in_place",
     "test_products_and_transforms_call_the_libraries",
+    "test_products_with_a_bias_call_the_library",
     "test_products_by_tensor_cores_have_no_findings",
     "test_streams_run_concurrently_and_events_order_them",
     "test_typical_kernels_have_no_findings",

@@ -64,7 +64,7 @@ def test_all_findings(result: Run) -> None:
     *found, _ = finished.stdout.splitlines()
     assert [line.split(":")[0] for line in found] == [
         *("True|libcuda", "True|cuda-bindings", "True|CUDA", "True|NVRTC", "True|GPU 0", "True|GPU 1"),
-        *("True|cuBLAS", "True|cuDNN", "True|cuFFT", "True|cuSOLVER", "True|NCCL"),
+        *("True|cuBLAS", "True|cuBLASLt", "True|cuDNN", "True|cuFFT", "True|cuSOLVER", "True|NCCL"),
     ]
     assert found[2] == "True|CUDA: NVIDIA's driver supports CUDA 13.0|"
     assert found[4] == "True|GPU 0: Emulated CUDA device 0, compute capability 8.0|"

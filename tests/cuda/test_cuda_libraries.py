@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torch_backplane.drivers.cuda.libraries import cublas, cufft, cusolver
+from torch_backplane.drivers.cuda.libraries import cublas, cublaslt, cufft, cusolver
 from torch_backplane.drivers.cuda.libraries.loading import Product, load
 
 Result = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -72,7 +72,7 @@ for _ in range(2):
     torch.testing.assert_close(y.cpu(), torch.fft.rfft(x.cpu() @ w.cpu()), rtol=1e-5, atol=1e-4)
 print(drivers.device(0).properties.software.partition("cuBLAS")[2])
 """
-    assert run(PREAMBLE + code) == " 13.0, cuDNN 9.0, cuFFT 12.0, cuSOLVER 12.0, NCCL 2.29\n"
+    assert run(PREAMBLE + code) == " 13.0, cuBLASLt 13.0, cuDNN 9.0, cuFFT 12.0, cuSOLVER 12.0, NCCL 2.29\n"
 
 
 def test_products_of_any_layout(run: Run) -> None:
@@ -474,18 +474,21 @@ def test_doctor_names_missing_and_unusable_libraries(result: Result) -> None:
 import torch
 from torch_backplane import drivers
 print((torch.ones(2, 2, device="bp") @ torch.ones(2, 2, device="bp")).tolist(), drivers.device(0).libraries)
-print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-5:-1]), sep="\\n")
+print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findings()["cuda"][-6:-1]), sep="\\n")
 """,
         TORCH_BACKPLANE_CUBLAS_LIBRARY="none",
+        TORCH_BACKPLANE_CUBLASLT_LIBRARY="none",
         TORCH_BACKPLANE_CUFFT_LIBRARY="/nowhere/libcufft.so.12",
         TORCH_BACKPLANE_CUDNN_LIBRARY="none",
         TORCH_BACKPLANE_CUSOLVER_LIBRARY="none",
     )
     assert finished.returncode == 0, finished.stderr
-    product, first, of_cudnn, second, third = finished.stdout.splitlines()
+    product, first, of_lt, of_cudnn, second, third = finished.stdout.splitlines()
     assert product == "[[2.0, 2.0], [2.0, 2.0]] ()"
     off = "switched off by TORCH_BACKPLANE_CUBLAS_LIBRARY: generated kernels compute matrix products, and the CPU"
     assert first == f"True cuBLAS {off} solves triangular systems|"
+    off = "switched off by TORCH_BACKPLANE_CUBLASLT_LIBRARY: separate kernels add the bias of matrix products and compute"
+    assert of_lt == f"True cuBLASLt {off} their activation|"
     off = "switched off by TORCH_BACKPLANE_CUDNN_LIBRARY: generated kernels compute convolutions"
     assert of_cudnn == f"True cuDNN {off}|"
     assert second.startswith("False cuFFT is not used: OSError: /nowhere/libcufft.so.12: cannot open")
@@ -502,7 +505,8 @@ from torch_backplane.drivers.cuda.libraries import cublas, cufft, load_all
 from torch_backplane.drivers.cuda.libraries.loading import load
 folder = Path(os.environ["TORCH_BACKPLANE_CUBLAS_LIBRARY"]).parent
 for blas, other, cuda in (("13", "12", (12, 4)), ("12", "11", (12, 4)), ("12", "11", (13, 0))):
-    os.environ["TORCH_BACKPLANE_CUBLAS_LIBRARY"] = str(folder / f"libcublas.so.{blas}")
+    for name in ("cublas", "cublasLt"):
+        os.environ[f"TORCH_BACKPLANE_{name.upper()}_LIBRARY"] = str(folder / f"lib{name}.so.{blas}")
     for name in ("cufft", "cusolver"):
         os.environ[f"TORCH_BACKPLANE_{name.upper()}_LIBRARY"] = str(folder / f"lib{name}.so.{other}")
     loaded = load_all(cuda)
@@ -521,6 +525,7 @@ print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
     of = "is not used: it is for CUDA 13, and NVIDIA's driver supports CUDA 12"
     assert newer == (
         f"False cuBLAS version 13.0 {of}|pip install nvidia-cublas-cu12;"
+        f"False cuBLASLt version 13.0 {of}|pip install nvidia-cublas-cu12;"
         f"False cuFFT version 12.0 {of}|pip install nvidia-cufft-cu12;"
         f"False cuSOLVER version 12.0 {of}|pip install nvidia-cusolver-cu12;()"
     )
@@ -528,15 +533,15 @@ print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
         same
         == older
         == (
-            "True cuBLAS version 12.0|;True cuFFT version 11.0|;True cuSOLVER version 11.0|;"
-            "('cuBLAS 12.0', 'cuFFT 11.0', 'cuSOLVER 11.0')"
+            "True cuBLAS version 12.0|;True cuBLASLt version 12.0|;True cuFFT version 11.0|;True cuSOLVER version 11.0|;"
+            "('cuBLAS 12.0', 'cuBLASLt 12.0', 'cuFFT 11.0', 'cuSOLVER 11.0')"
         )
     )
     assert other.startswith("is not used: it has no function cufftCreate, ")
     assert both == "pip uninstall nvidia-cublas; pip install nvidia-cublas-cu12"
 
 
-@pytest.mark.parametrize("product", [cublas.PRODUCT, cufft.PRODUCT, cusolver.PRODUCT], ids=lambda one: one.name)
+@pytest.mark.parametrize("product", [cublas.PRODUCT, cublaslt.PRODUCT, cufft.PRODUCT, cusolver.PRODUCT], ids=lambda one: one.name)
 def test_the_search(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(product.variable, raising=False)
 
@@ -581,7 +586,8 @@ from torch_backplane import drivers
 for library in drivers.device(0).libraries:
     print(*(library.explain(status) for status in (2, 3, 99, -2)), sep=";")
 """
-    of_cublas, of_cudnn, of_cufft, of_cusolver = run(code).splitlines()
+    of_cublas, of_cublaslt, of_cudnn, of_cufft, of_cusolver = run(code).splitlines()
+    assert of_cublaslt == of_cublas
     assert of_cudnn.startswith("see cudnn_graph.h;see cudnn_graph.h;see cudnn_graph.h;CUDA_ERROR_OUT_OF_MEMORY (2): ")
     assert of_cublas.startswith(
         "see cublas_api.h;CUBLAS_STATUS_ALLOC_FAILED: not enough memory for cuBLAS;see cublas_api.h;"

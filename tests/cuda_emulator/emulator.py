@@ -1,4 +1,4 @@
-"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuDNN, cuFFT, cuSOLVER and NCCL.
+"""An emulated CUDA driver over host memory: libcuda, NVRTC, NVML, cuBLAS, cuBLASLt, cuDNN, cuFFT, cuSOLVER and NCCL.
 
 libamdhip64 and libhiprtc have HIP's functions, by those of libcuda and NVRTC. The devices are gfx1100 for them.
 
@@ -71,11 +71,13 @@ _RUNTIME = "libcuda_emulator_kernels.so"
 _NVRTC = ("nvrtc.cpp", "nvrtc_compiler.cpp", "nvrtc_source.cpp", "processes.cpp")
 # The sources of libraries that are linked with libcuda, and their names for CUDA 13 and 12.
 _CUBLAS, _CUFFT = ("libcublas.so.13", "libcublas.so.12"), ("libcufft.so.12", "libcufft.so.11")
+_CUBLASLT = ("libcublasLt.so.13", "libcublasLt.so.12")
 _CUSOLVER = ("libcusolver.so.12", "libcusolver.so.11")
 _CUDNN, _NCCL = ("libcudnn.so.9",), ("libnccl.so.2",)
 _HIP, _HIPRTC = ("libamdhip64.so.6",), "libhiprtc.so.6"
 _CLIENTS = {
     "cublas.cpp": _CUBLAS,
+    "cublaslt.cpp": _CUBLASLT,
     "cudnn.cpp": _CUDNN,
     "cufft.cpp": _CUFFT,
     "cusolver.cpp": _CUSOLVER,
@@ -126,6 +128,7 @@ def libraries() -> dict[str, str]:
     folder = library_folder()
     return {
         "TORCH_BACKPLANE_CUBLAS_LIBRARY": str(folder / _CUBLAS[0]),
+        "TORCH_BACKPLANE_CUBLASLT_LIBRARY": str(folder / _CUBLASLT[0]),
         "TORCH_BACKPLANE_CUDNN_LIBRARY": str(folder / _CUDNN[0]),
         "TORCH_BACKPLANE_CUFFT_LIBRARY": str(folder / _CUFFT[0]),
         "TORCH_BACKPLANE_CUSOLVER_LIBRARY": str(folder / _CUSOLVER[0]),

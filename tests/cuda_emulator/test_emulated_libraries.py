@@ -32,6 +32,11 @@ def cublas(libraries: Path) -> Call:
 
 
 @pytest.fixture
+def cublaslt(libraries: Path) -> Call:
+    return caller(ctypes.CDLL(str(libraries / "libcublasLt.so.13")))
+
+
+@pytest.fixture
 def cufft(libraries: Path) -> Call:
     return caller(ctypes.CDLL(str(libraries / "libcufft.so.12")))
 
@@ -108,6 +113,151 @@ def test_products_in_tf32(cublas: Call, monkeypatch: pytest.MonkeyPatch) -> None
         assert api.read(memory + 1024, 4) == floats(expected)
     double = dict.fromkeys(("a_type", "b_type", "c_type"), 1)
     assert product(cublas, handle, **given, **double, compute=COMPUTE_TF32) == NOT_SUPPORTED
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int),
+        ("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4),
+    )  # fmt: skip
+
+
+OPERATION_EPILOGUE, OPERATION_BIAS = 7, 8  # cublasLtMatmulDescAttributes_t
+PREFERENCE_WORKSPACE, PREFERENCE_SCHEMES = 1, 3  # cublasLtMatmulPreferenceAttributes_t
+PREFERENCE_ALIGNMENTS = (5, 6, 7, 8)
+RELU_AND_BIAS = 6
+
+
+class LtProduct:
+    """c = a @ b of 2x3 and 3x2 matrices in columns, with a bias and an activation."""
+
+    def __init__(self, call: Call, **changed: int) -> None:
+        given = {"compute": COMPUTE_FLOAT, "factor_type": FLOAT, "type": FLOAT, "depth": 3} | changed
+        self.call = call
+        self.handle = self.made("cublasLtCreate")
+        self.operation = self.made("cublasLtMatmulDescCreate", given["compute"], given["factor_type"])
+        self.a, self.b, self.c = (
+            self.made("cublasLtMatrixLayoutCreate", given["type"], *sizes)
+            for sizes in ((2, 3, 2), (given["depth"], 2, 3), (2, 2, 2))
+        )
+        self.preference = self.made("cublasLtMatmulPreferenceCreate")
+        assert self.set("cublasLtMatmulDescSetAttribute", self.operation, OPERATION_EPILOGUE, RELU_AND_BIAS, 4) == 0
+
+    def made(self, name: str, *given: int) -> int:
+        found = ctypes.c_uint64()
+        assert self.call(name, ctypes.byref(found), *given) == 0
+        return found.value
+
+    def set(self, name: str, one: int, attribute: int, value: int, nbytes: int) -> int:
+        return self.call(name, one, attribute, ctypes.byref(ctypes.c_uint64(value)), nbytes)
+
+    def prefer(self, attribute: int, value: int) -> None:
+        nbytes = 8 if attribute == PREFERENCE_WORKSPACE else 4
+        assert self.set("cublasLtMatmulPreferenceSetAttribute", self.preference, attribute, value, nbytes) == 0
+
+    def search(self, most: int = 8) -> tuple[int, list[Algorithm]]:
+        found, count = (Algorithm * 8)(), ctypes.c_int()
+        layouts = (self.a, self.b, self.c, self.c)
+        status = self.call(
+            "cublasLtMatmulAlgoGetHeuristic", self.handle, self.operation, *layouts, self.preference, most, found,
+            ctypes.byref(count),
+        )  # fmt: skip
+        return status, list(found[: count.value])
+
+    def run(self, algorithm: Algorithm, stream: int, **changed: int) -> int:
+        given = {"a": 0, "b": 0, "c": 0, "d": 0, "workspace": 0, "bytes": 0} | changed
+        one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
+        return self.call(
+            "cublasLtMatmul", self.handle, self.operation, one, given["a"], self.a, given["b"], self.b, zero,
+            given["c"], self.c, given["d"] or given["c"], self.c, algorithm.algorithm, given["workspace"],
+            given["bytes"], stream,
+        )  # fmt: skip
+
+
+def test_products_with_a_bias_are_in_the_order_of_the_stream(cublaslt: Call) -> None:
+    product, memory, stream = LtProduct(cublaslt), api.allocate(8192), api.stream()
+    a, b, c, bias, workspace = (memory + 512 * n for n in range(5))
+    product.prefer(PREFERENCE_WORKSPACE, 4096)
+    assert product.set("cublasLtMatmulDescSetAttribute", product.operation, OPERATION_BIAS, bias, 8) == 0
+    status, found = product.search()
+    assert (status, len(found)) == (0, 5)
+    for algorithm in found:
+        api.write(a, floats(0, 0, 0, 0, 0, 0))
+        with api.blocked(stream) as release:
+            given = {"a": a, "b": b, "c": c, "workspace": workspace, "bytes": algorithm.workspace}
+            assert product.run(algorithm, stream, **given) == 0
+            api.write(a, floats(1, 2, 3, 4, 5, 6))
+            api.write(b, floats(1, 0, 1, 2, 0, 0))
+            api.write(bias, floats(-7, 1))
+            assert api.status("cuStreamQuery", stream) == api.NOT_READY
+            release()
+            api.synchronize(stream)
+        assert api.read(c, 16) == floats(0, 9, 0, 5)  # of [[6, 2], [8, 4]] in columns
+
+
+def test_algorithms_fit_what_is_asked_for(cublaslt: Call) -> None:
+    product, memory, stream = LtProduct(cublaslt), api.allocate(8192), api.stream()
+    good = {"a": memory, "b": memory + 512, "c": memory + 1024}
+    bias = memory + 1536
+    assert product.set("cublasLtMatmulDescSetAttribute", product.operation, OPERATION_BIAS, bias, 8) == 0
+    assert [one.workspace for one in product.search()[1]] == [0, 0]  # by default, there is no workspace
+    product.prefer(PREFERENCE_WORKSPACE, 4096)
+    for schemes, count in ((0, 2), (1, 3), (2, 3), (4, 3), (7, 5)):
+        product.prefer(PREFERENCE_SCHEMES, schemes)
+        assert len(product.search()[1]) == count
+    assert len(product.search(3)[1]) == 3
+    vectors, needs = product.search()[1][1], product.search()[1][0]
+    assert product.run(vectors, stream, **good) == 0
+    for name in ("a", "b", "c"):  # it was found for multiples of 16 bytes
+        assert product.run(vectors, stream, **good | {name: good[name] + 8}) == INVALID_VALUE
+    for attribute in PREFERENCE_ALIGNMENTS:
+        product.prefer(attribute, 8)
+        assert len(product.search()[1]) == 4
+        product.prefer(attribute, 16)
+    assert product.run(needs, stream, **good) == INVALID_VALUE  # without its workspace
+    assert product.run(vectors, stream, **good | {"d": memory + 2048}) == NOT_SUPPORTED
+    assert product.run(vectors, stream, **good | {"c": memory + 8192 - 8}) == INVALID_VALUE
+    other = LtProduct(cublaslt)
+    assert other.run(vectors, stream, **good) == INVALID_VALUE  # it has no bias
+    assert other.set("cublasLtMatmulDescSetAttribute", other.operation, OPERATION_BIAS, bias, 8) == 0
+    assert other.run(vectors, stream, **good) == 0
+    assert other.set("cublasLtMatmulDescSetAttribute", other.operation, OPERATION_EPILOGUE, 4, 4) == 0
+    assert other.run(vectors, stream, **good) == INVALID_VALUE  # of a product with an activation
+    product.handle = 4096
+    assert product.run(vectors, stream, **good) == product.search()[0] == NOT_INITIALIZED
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"depth": 4}, INVALID_VALUE),
+        ({"compute": 70}, NOT_SUPPORTED),
+        ({"compute": COMPUTE_HALF}, NOT_SUPPORTED),
+        ({"factor_type": 1}, NOT_SUPPORTED),
+        ({"type": COMPLEX}, NOT_SUPPORTED),
+    ],
+    ids=str,
+)
+def test_products_without_algorithms(cublaslt: Call, changed: dict[str, int], status: int) -> None:
+    assert LtProduct(cublaslt, **changed).search() == (status, [])
+
+
+def test_attributes_of_products_check_their_sizes(cublaslt: Call) -> None:
+    product = LtProduct(cublaslt)
+    for name, one, attribute, nbytes in (
+        ("cublasLtMatmulDescSetAttribute", product.operation, OPERATION_EPILOGUE, 8),
+        ("cublasLtMatmulDescSetAttribute", product.operation, 99, 4),
+        ("cublasLtMatrixLayoutSetAttribute", product.a, 5, 8),
+        ("cublasLtMatmulPreferenceSetAttribute", product.preference, PREFERENCE_WORKSPACE, 4),
+        ("cublasLtMatmulPreferenceSetAttribute", product.a, PREFERENCE_WORKSPACE, 8),
+    ):
+        assert product.set(name, one, attribute, 1, nbytes) == INVALID_VALUE
+    for name, one in (("MatmulDesc", product.operation), ("MatrixLayout", product.a)):
+        assert cublaslt(f"cublasLt{name}Destroy", one) == 0
+        assert cublaslt(f"cublasLt{name}Destroy", one) == INVALID_VALUE
+    assert product.search() == (INVALID_VALUE, [])
 
 
 def made_plan(cufft: Call, *sizes: int, batch: int = 1) -> tuple[int, int]:

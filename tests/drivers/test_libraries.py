@@ -41,8 +41,8 @@ static int product(int which, const argument_t* given) {
   if (answers[which]) return answers[which];
   float *c = at(given), *a = at(given + 1), *b = at(given + 2);
   const float alpha = *(const float*)given[3].data, beta = *(const float*)given[4].data;
-  int64_t n[13];
-  for (int i = 0; i < 13; ++i) n[i] = *(const int64_t*)given[5 + i].data;
+  int64_t n[15];
+  for (int i = 0; i < 15; ++i) n[i] = *(const int64_t*)given[5 + i].data;
   for (int64_t i = 0; i < n[0]; ++i, c += n[9], a += n[10], b += n[11])
     for (int64_t row = 0; row < n[1]; ++row)
       for (int64_t column = 0; column < n[2]; ++column) {
@@ -54,12 +54,11 @@ static int product(int which, const argument_t* given) {
       }
   return 0;
 }
-int first(void* queue, const argument_t* given, uint64_t count) { return count == 18 ? product(0, given) : -1; }
+int first(void* queue, const argument_t* given, uint64_t count) { return count == 20 ? product(0, given) : -1; }
 int second(void* queue, const argument_t* given, uint64_t count) {
-  if (count != 20) return -1;
-  workspace = *(const int64_t*)given[19].data;
-  if (workspace) memset(at(given + 18), 255, workspace);
-  else if (given[18].memory) return -2;
+  if (count != 22) return -1;
+  workspace = *(const int64_t*)given[21].data;
+  memset(at(given + 20), 255, workspace);
   return product(1, given);
 }
 """)
@@ -226,7 +225,7 @@ seen = []
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(CArgument), ctypes.c_uint64)
 def record(queue, given, count):
     types = {4: ctypes.c_float, 8: ctypes.c_double}
-    numbers = (given[i] for i in range(3, count - 13))
+    numbers = (given[i] for i in range(3, count - 15))
     seen.append([(one.bytes, types[one.bytes].from_address(one.data).value) for one in numbers])
     return 0
 
@@ -248,6 +247,68 @@ for dtype in dtypes:
         torch.accelerator.synchronize()
         assert seen.pop() == [(part, one) for one in (2.0, -3.0, 0.0, 0.5)]
 assert not seen
+""")
+
+
+def test_a_bias_an_activation_and_a_form_reach_the_routine(run: Run) -> None:
+    """A library that computes the bias gets it; its forms, and those of the others, are named by the library."""
+    run("""
+import ctypes
+from c_argument import CArgument
+from torch_backplane.drivers.libraries import FAMILIES
+seen = []
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(CArgument), ctypes.c_uint64)
+def record(queue, given, count):
+    names = FAMILIES["linear"].integers
+    assert count == 5 + len(names)
+    bias = ctypes.c_float.from_address(given[3].memory + given[3].offset).value
+    alpha = ctypes.c_float.from_address(given[4].data).value
+    integers = {name: ctypes.c_int64.from_address(given[5 + i].data).value for i, name in enumerate(names)}
+    seen.append((bias, alpha, integers["activation"], integers["form"], integers["alignment"]))
+    return 0
+
+def forms(dtype, rows, **rest):
+    return 3 if rows < 8 else 1
+
+routine = driver.Routine(
+    addresses={torch.float32: ctypes.cast(record, ctypes.c_void_p).value}, cost=lambda dtype, **rest: 0, forms=forms
+)
+drivers.device(0).libraries = [driver.FIRST, driver.SECOND, driver.Library(name="Bi-As", routines={"linear": routine})]
+activation = torch._addmm_activation
+c, a, b = (torch.full(shape, 2.0, device="bp") for shape in ((6,), (7, 5), (5, 6)))
+odd = torch.full((9,), 3.0, device="bp")
+
+def last():
+    torch.accelerator.synchronize()
+    return seen.pop()
+
+for _ in range(2):
+    torch.addmm(c, a, b, alpha=0.5)
+    assert last() == (2.0, 0.5, 0, 0, 16)
+    activation(c, a, b)
+    assert last() == (2.0, 1.0, 1, 0, 16)
+    torch.addmm(odd[2:8], a, b)
+    assert last() == (3.0, 1.0, 0, 0, 4)
+for other in (
+    lambda: torch.addmm(c, a, b, beta=2), lambda: activation(c, a, b, use_gelu=True), lambda: torch.addmm(c[:1], a, b),
+    lambda: torch.addmm(c.expand(7, 6), a, b), lambda: a @ b, lambda: torch.addmm(c.double(), a.double(), b.double()),
+):
+    other()
+    torch.accelerator.synchronize()
+    assert not seen
+finish = library_products.finish(a @ b, c, 1)
+assert library_products.forms(a @ b, a, b, finish) == ["bias/1", "bias/2", "first", "second"]
+assert library_products.forms(a @ b, a, b) == ["second"]
+nine = torch.ones(9, 5, device="bp")
+assert library_products.forms(nine @ b, nine, b, finish) == ["second"]
+assert library_products.has_form("bias/2", a @ b, a, b, finish)
+assert not library_products.has_form("third", a @ b, a, b, finish)
+calls()
+with preferences.preferring("products", "second", ["second"]):
+    activation(c, a, b)
+    torch.accelerator.synchronize()
+    assert calls() == [0, 1] and not seen
 """)
 
 
@@ -379,6 +440,7 @@ def test_routine_families_without_a_planner_give_a_warning(tmp_path: Path) -> No
         ("[made(guard=1)]", "has the guard 1; it must be a function of a call, or None"),
         ("[made(workspace=64)]", "has the workspace 64; it must be a function of a call, or None"),
         ("[made(cost='none')]", "has the cost 'none'; it must be a function of a call, or None"),
+        ("[made(forms=3)]", "has the forms 3; it must be a function of a call, or None"),
         ("[made(tf32=1)]", "has tf32 = 1, which must be a bool"),
         ("[made(cache=[])]", "has a cache without size, max_size, set_max_size"),
     ],

@@ -140,7 +140,7 @@ with torch.backends.bp.verbose(1):
     torch.bp.synchronize()
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
-    call = re.escape("driver CLBlast matmul(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0, 8), given to the queue")
+    call = re.escape("driver CLBlast matmul(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0, 8, 16, 0), given to the queue")
     assert re.fullmatch(rf"backplane: bp:0 {call}: \d+\.\d+ ms\n", ran.stdout), ran.stdout
 
 

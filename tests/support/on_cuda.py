@@ -26,7 +26,9 @@ TESTS = {
 }
 
 # `pytest --on cuda` tests what happens without these libraries, unless the variables name them.
-LIBRARIES = tuple(f"TORCH_BACKPLANE_{name}_LIBRARY" for name in ("CUBLAS", "CUDNN", "CUSOLVER", "CUFFT", "NCCL"))
+LIBRARIES = tuple(
+    f"TORCH_BACKPLANE_{name}_LIBRARY" for name in ("CUBLAS", "CUBLASLT", "CUDNN", "CUSOLVER", "CUFFT", "NCCL")
+)
 
 EMULATOR = Path(__file__).resolve().parents[1] / "cuda_emulator"
 

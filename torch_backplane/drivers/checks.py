@@ -252,7 +252,7 @@ def check_routine(owner: str, routine: Any) -> None:
     for dtype, address in routine.addresses.items():
         if not _is_whole(address, 1, 2**64 - 1):
             raise ValueError(f"{owner} has the address {address!r} for {dtype}; it must be above 0")
-    for name in ("guard", "workspace", "cost"):
+    for name in ("guard", "workspace", "cost", "forms"):
         query = getattr(routine, name)
         if query is not None and not callable(query):
             raise TypeError(f"{owner} has the {name} {query!r}; it must be a function of a call, or None")

@@ -27,6 +27,12 @@ _ATTENTION = (
 )  # fmt: skip
 
 
+_PRODUCT = (
+    "batch", "rows", "columns", "depth", "c_row", "a_row", "b_row", "a_transposed", "b_transposed",
+    "c_step", "a_step", "b_step", "allowed", "alignment", "form",
+)  # fmt: skip
+
+
 class Family(NamedTuple):
     """A family of routines: what they compute, and the names of their arguments in order.
 
@@ -49,10 +55,13 @@ FAMILIES: Mapping[str, Family] = {
         "matrix products",
         memory=("c", "a", "b"),
         numbers=("alpha", "beta"),
-        integers=(
-            "batch", "rows", "columns", "depth", "c_row", "a_row", "b_row", "a_transposed", "b_transposed",
-            "c_step", "a_step", "b_step", "allowed",
-        ),
+        integers=_PRODUCT,
+    ),
+    "linear": Family(
+        "matrix products with a bias",
+        memory=("c", "a", "b", "bias"),
+        numbers=("alpha",),
+        integers=(*_PRODUCT, "activation"),
     ),
     "fft": Family(
         "Fourier transforms",
@@ -123,12 +132,19 @@ class Transform(IntEnum):
 
 
 class Allowed(IntFlag):
-    """What the user allows a matmul or convolution routine. Its `guard` refuses calls that it cannot compute so."""
+    """What the user allows routines of products and convolutions. Their `guard` refuses what they cannot compute so."""
 
     TF32 = 1  # round float32 operands to TF32 (complex64 likewise)
     ROUNDED_SUMS = 2  # round the parts of a divided sum to float16 or bfloat16
     HALF_SUMS = 4  # accumulate float16 products in float16
     DIVIDED_SUMS = 8  # divide the sum of a product among groups (split-K)
+
+
+class Activation(IntEnum):
+    """The `activation` of a linear routine: what it computes of each sum."""
+
+    NONE = 0
+    RELU = 1
 
 
 class Convolution(IntEnum):
@@ -164,8 +180,8 @@ class PlanCache(Protocol):
 class Routine:
     """The functions of a library for one family, one for each supported dtype.
 
-    `guard`, `workspace` and `cost` are called as `guard(dtype, **integers)`, with the integers that the family names.
-    Sizes can be `torch.SymInt`: each comparison, and each `int(size)`, then becomes a guard of the plan.
+    `guard`, `workspace`, `cost` and `forms` are called as `guard(dtype, **integers)`, with the integers that the family
+    names. Sizes can be `torch.SymInt`: each comparison, and each `int(size)`, then becomes a guard of the plan.
     """
 
     # The function address for each supported dtype. The library must stay loaded.
@@ -179,6 +195,8 @@ class Routine:
     # Returns the cost of the call relative to generated kernels, which cost 100: 50 is twice as fast. Without it, or if
     # it returns None: 50 on GPUs, 101 on processors.
     cost: Callable[..., int | None] | None = None
+    # Returns how many algorithms compute the call: the integer `form` selects one of them, from 0 on. Without it: one.
+    forms: Callable[..., int] | None = None
     cache: PlanCache | None = None  # of the routine's own plans
     # Whether the routine computes float32 in TF32 if that is allowed, for torch.bp.is_tf32_supported.
     tf32: bool = False
@@ -191,6 +209,11 @@ class Library:
     name: str  # for messages: "CLBlast"
     routines: Mapping[str, Routine]  # by family, a key of FAMILIES
     explain: Callable[[int], str] | None = None  # returns the meaning of a status other than 0
+
+    @property
+    def key(self) -> str:
+        """The name by which users and results of tuning select the library: "clblast"."""
+        return "".join(filter(str.isalnum, self.name.lower()))
 
 
 def unproven(dtype: torch.dtype, **integers: int) -> int:

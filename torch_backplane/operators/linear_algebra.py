@@ -19,6 +19,7 @@ from torch_backplane.kernels.templates.matmul import ProductParams, forms, matmu
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
+    Activation,
     Call,
     Candidate,
     Candidates,
@@ -85,7 +86,7 @@ def int_mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 @operator("addmm", "baddbmm", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()
-    return product(out, a, b, self.expand(out.shape), beta, alpha)
+    return product(out, a, b, self.expand(out.shape), beta, alpha, library_products.finish(out, self, beta))
 
 
 @operator("_addmm_activation", by_value=["beta", "alpha"])
@@ -93,8 +94,11 @@ def addmm_activation(
     call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any, use_gelu: bool
 ) -> torch.Tensor:
     (out,) = call.outputs()
-    torch.addmm(self, a, b, beta=beta, alpha=alpha, out=out)
-    return aten.gelu_(out) if use_gelu else out.relu_()
+    finish = None if use_gelu else library_products.finish(out, self, beta, Activation.RELU)
+    if finish is None:
+        torch.addmm(self, a, b, beta=beta, alpha=alpha, out=out)
+        return aten.gelu_(out) if use_gelu else out.relu_()
+    return product(out, a, b, self.expand(out.shape), beta, alpha, finish)
 
 
 @operator("addbmm", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex")
@@ -195,7 +199,9 @@ def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
     return forms(dialect, out.dtype) if by_tiles else []
 
 
-def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
+def _cost_on_host(
+    out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None, finish: Any = None
+) -> int:
     if a is None or out.is_complex() or 1 in out.shape[-2:]:  # kernels need several steps for the last two
         return costs.on_host("products", out.dtype)
     rows, columns = out.shape[-2:]
@@ -211,8 +217,10 @@ products = Candidates(
     Candidate(
         "driver",
         library_products.why_not,
+        library_products.forms,
         cost=library_products.cost,
-        workspace=lambda form, *operands: library_products.workspace(*operands),
+        workspace=library_products.workspace,
+        has_form=library_products.has_form,
     ),
     Candidate("generated", lambda out, *operands: None, _forms),
 )
@@ -223,6 +231,11 @@ def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
     """A two- or three-dimensional product, as `product` describes it."""
     a, b = operands.given("a"), operands.given("b")
     out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    if operands.has("bias"):
+        bias = operands.given("bias")
+        if operands.flag("relu"):
+            return lambda: aten._addmm_activation.out(bias, a, b, out=out)
+        return lambda: torch.addmm(bias, a, b, out=out) if a.dim() == 2 else torch.baddbmm(bias, a, b, out=out)
     if operands.flag("added"):
         added = torch.ones_like(out)
         return lambda: torch.addmm(added, a, b, out=out) if a.dim() == 2 else torch.baddbmm(added, a, b, out=out)
@@ -235,9 +248,23 @@ def on_host(out: torch.Tensor) -> bool:
 
 
 def product(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, beta: Any = 0, alpha: Any = 1
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    beta: Any = 0,
+    alpha: Any = 1,
+    finish: library_products.Finish | None = None,
 ) -> torch.Tensor:
-    """out = beta * c + alpha * a @ b. `c` is not read if beta is 0."""
+    """out = beta * c + alpha * a @ b. `c` is not read if beta is 0.
+
+    Args:
+        out: the result.
+        a, b: the operands.
+        c: what is added, expanded to the result.
+        beta, alpha: the factors.
+        finish: the bias that c was expanded from, and an activation, which is computed of the result.
+    """
     dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
     if len(dtypes) > 1 or out.dtype in _WITHOUT_PRODUCTS:
         raise Refused(f"matrix product of {' and '.join(sorted(map(str, dtypes)))}")
@@ -247,11 +274,14 @@ def product(
         beta, alpha = factors(out.dtype, beta, alpha)
     # PyTorch's Conjugate dispatch key passes lazily conjugated tensors to products.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
-    problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
-    chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
-    if chosen == "driver" and a.shape[-1]:
-        multiply = partial(library_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
-        if try_library(multiply):
+    added = c is not None and beta != 0
+    finished = {} if finish is None else {"bias": finish.bias, "relu": finish.activation == Activation.RELU}
+    problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=added, **finished)
+    chosen = products.choose(out, a, b, finish, problem=problem if out.dim() <= 3 else None)
+    library, _, form = chosen.partition("/")
+    if library == "driver" and a.shape[-1]:
+        described = library_products.Product(out, a, b, finish)
+        if try_library(partial(library_products.multiply, described, c if added else None, beta, alpha, form)):
             return out
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
@@ -260,13 +290,14 @@ def product(
     elif dialect_of(out.device).target.team_size > 1 and 1 in out.shape[-2:]:
         multiply_vector(out, a, b, None if beta == 0 else c, beta, alpha)
     else:
-        form = chosen.partition("/")[2]
-        added = None if beta == 0 else c
         params = ProductParams(
-            form, workspace(), **divided(out.dtype)._asdict(), aligned=_aligned(out, {"a": a, "b": b})
+            form if library == "generated" else "",
+            workspace(),
+            **divided(out.dtype)._asdict(),
+            aligned=_aligned(out, {"a": a, "b": b}),
         )
-        run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
-    return out
+        run_template(matmul, out.device, out, a, b, c if added else None, (alpha, beta), params, name="matmul")
+    return out if finish is None else library_products.activate(out, finish)
 
 
 def _aligned(out: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> frozenset[str]:

@@ -5,7 +5,7 @@ Imported when a device that runs kernels is discovered. The planners themselves 
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
-from torch_backplane.drivers.libraries import Convolution, MatrixOperation, Transform
+from torch_backplane.drivers.libraries import Activation, Convolution, MatrixOperation, Transform
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates, try_library
 from torch_backplane.planning.declare import operator, part
@@ -36,6 +36,7 @@ from torch_backplane.planning.tracing import trace
 from torch_backplane.preferences import divided, workspace
 
 __all__ = [
+    "Activation",
     "Call",
     "Candidate",
     "Candidates",

@@ -35,7 +35,9 @@ class Candidate(NamedTuple):
         library: the name of the library, one of those in `preferences.LIBRARIES` for the family.
         refuses: the guard. Returns None if the candidate accepts the call, else the reason as a phrase that continues
             «it», such as "takes no complex numbers". It may depend on dtypes, devices and numbers of dimensions.
-        forms: returns the names of variants other than the default one. Only tuned calls use them.
+        forms: returns the names of variants other than the default one, which tuned calls use.
+        has_form: called with a name and then the description; returns whether the candidate has a form of this name for
+            the call. None: if `forms` lists it. For forms that users can prefer.
         cost: returns an integer relative to `costs.GENERATED`; the cheapest candidate runs. It may also depend on
             sizes: each side of a threshold gets its own dynamic-shape plan. None, or a function that returns None,
             means the cost is `costs.unstated`.
@@ -48,6 +50,7 @@ class Candidate(NamedTuple):
     forms: Callable[..., Sequence[str]] = lambda *described: ()
     cost: Callable[..., int | None] | None = lambda *described: GENERATED
     workspace: Callable[..., int] = lambda form, *described: 0
+    has_form: Callable[..., bool] | None = None
 
 
 def _cost(candidate: Candidate, first: torch.Tensor, *described: Any) -> int:
@@ -93,7 +96,7 @@ class Candidates:
         library, _, form = wanted.partition("/")
         for one in takers:
             if one.library == library:
-                return wanted if form and form in self._forms(one, first, *described) else library
+                return wanted if form and self._has_form(one, form, first, *described) else library
         if wanted == DEFAULT and problem is not None and tuning.context.tunes(self.family):
             forms = (
                 [one.library, *(f"{one.library}/{form}" for form in self._forms(one, first, *described))]
@@ -114,6 +117,12 @@ class Candidates:
     def _forms(self, candidate: Candidate, *described: Any) -> list[str]:
         """The candidate's forms whose workspace fits the limit."""
         return [form for form in candidate.forms(*described) if self._has_room(candidate, form, *described)]
+
+    def _has_form(self, candidate: Candidate, form: str, *described: Any) -> bool:
+        """Whether a form that the user or a trial asks for can run."""
+        if candidate.has_form is None:
+            return form in self._forms(candidate, *described)
+        return candidate.has_form(form, *described) and self._has_room(candidate, form, *described)
 
     def _has_room(self, candidate: Candidate, form: str, *described: Any) -> bool:
         limit = workspace()

@@ -62,12 +62,14 @@ class LibraryCall:
         dtype: the dtype of the routine.
         integers: returns the routine's integers by their names; None if only device and dtype are known. Called only if
             a routine reads them, because each comparison of a size adds a guard to the plan.
+        library: the key of the only library that may run the call; "" for any.
     """
 
     device: torch.device
     family: str
     dtype: torch.dtype
     integers: Callable[[], dict[str, int]] | None = None
+    library: str = ""
 
     def why_not(self) -> str | None:
         """Returns None if a library accepts the call, else the reason, as a phrase that continues «it»."""
@@ -94,6 +96,12 @@ class LibraryCall:
             return self._query(routine.cost)
         return None
 
+    def forms(self) -> Iterator[tuple[str, int]]:
+        """Yields the key of each library that accepts the call, and how many algorithms it has for it."""
+        for library, routine in self._takers():
+            count = self._query(routine.forms)
+            yield library.key, 1 if count is None else count
+
     def run(self, memory: Sequence[torch.Tensor], numbers: Sequence[Any] = (), written: int = 1) -> None:
         """Runs the call with the first library that accepts it.
 
@@ -108,8 +116,9 @@ class LibraryCall:
             LibraryFailed: the last library that accepts the call failed.
             torch.AcceleratorError: a library failed in a tuning trial, or the device is lost.
         """
-        takers = list(self._takers())
-        for index, (library, routine) in enumerate(takers):
+        text = f"no library computes {FAMILIES[self.family].computes} on {self.device}"
+        failure: Exception | None = None
+        for library, routine in self._takers():
             try:
                 self._call(library, routine, memory, numbers, written)
                 return
@@ -122,13 +131,14 @@ class LibraryCall:
                 computes = FAMILIES[self.family].computes
                 text = f"{computes} no longer use {library.name} on {self.device}, which failed: {message}"
                 warnings.warn(text, stacklevel=2)
-                if index == len(takers) - 1:
-                    raise LibraryFailed(text) from error
+                failure = error
+        raise LibraryFailed(text) from failure
 
     def _usable(self) -> Iterator[tuple[Library, Routine]]:
         if queue_api(self.device):
             for library, routine in routines_of(drivers.device(self.device.index), self.family):
-                if (self.device.index, self.family, library.name) not in _failed:
+                is_asked = self.library in ("", library.key)
+                if is_asked and (self.device.index, self.family, library.name) not in _failed:
                     yield library, routine
 
     def _takers(self) -> Iterator[tuple[Library, Routine]]:
@@ -152,7 +162,8 @@ class LibraryCall:
         arguments = [*memory, *parts, *(given[name] for name in FAMILIES[self.family].integers)]
         if routine.workspace is not None:
             nbytes = routine.workspace(self.dtype, **given)
-            arguments += [torch.empty(nbytes, dtype=torch.uint8, device=self.device), nbytes]
+            # At least a byte, because a plan cannot refer to a tensor without memory.
+            arguments += [torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device), nbytes]
         _function(library, self.family, self.dtype, written)(*arguments)
 
 

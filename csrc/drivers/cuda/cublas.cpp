@@ -1,29 +1,22 @@
 #include "drivers/cuda/cublas.h"
 
-#include <c10/util/Half.h>
-
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "drivers/cuda/cuda_calls.h"
 #include "drivers/cuda/cuda_launcher.h"
 #include "drivers/cuda/handle_pool.h"
+#include "drivers/cuda/matrix_products.h"
 
 namespace backplane::cuda {
 namespace {
 
-// From cublas_api.h and library_types.h, whose enums are ints.
-constexpr int kPlain = 0, kTransposed = 1; // cublasOperation_t
+// From cublas_api.h, whose enums are ints.
 constexpr int kLeft = 0, kRight = 1; // cublasSideMode_t
 constexpr int kLower = 0, kUpper = 1; // cublasFillMode_t
 constexpr int kNotUnit = 0, kUnit = 1; // cublasDiagType_t
-constexpr int kComputeFloat = 68, kComputeDouble = 70; // cublasComputeType_t
-constexpr int kComputeHalf = 64, kComputeFloatInTf32 = 77; // if they are allowed
 constexpr int kNoReducedSums = 16; // cublasMath_t: CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kDefaultAlgorithm = -1; // cublasGemmAlgo_t
-constexpr int64_t kTf32 = 1, kRoundedSums = 2, kHalfSums = 4; // of the integer «allowed»
 
 // clang-format off
 // For matrices of numbers of any type.
@@ -71,12 +64,12 @@ struct MatrixType {
   decltype(CublasApi::cublasStrsm_v2_64) CublasApi::* solve; // null if there is none
 };
 constexpr std::array<MatrixType, 6> kMatrixTypes{{
-    {"float32", 0, 4, kComputeFloat, 1, kFloatOne, &CublasApi::cublasStrsm_v2_64},
-    {"float64", 1, 8, kComputeDouble, 1, kDoubleOne, &CublasApi::cublasDtrsm_v2_64},
-    {"float16", 2, 2, kComputeFloat, 1, kFloatOne, nullptr},
-    {"bfloat16", 14, 2, kComputeFloat, 1, kFloatOne, nullptr},
-    {"complex64", 4, 8, kComputeFloat, 2, kFloatOne, &CublasApi::cublasCtrsm_v2_64},
-    {"complex128", 5, 16, kComputeDouble, 2, kDoubleOne, &CublasApi::cublasZtrsm_v2_64},
+    {"float32", kTypeFloat, 4, kComputeFloat, 1, kFloatOne, &CublasApi::cublasStrsm_v2_64},
+    {"float64", kTypeDouble, 8, kComputeDouble, 1, kDoubleOne, &CublasApi::cublasDtrsm_v2_64},
+    {"float16", kTypeHalf, 2, kComputeFloat, 1, kFloatOne, nullptr},
+    {"bfloat16", kTypeBFloat16, 2, kComputeFloat, 1, kFloatOne, nullptr},
+    {"complex64", kTypeComplexFloat, 8, kComputeFloat, 2, kFloatOne, &CublasApi::cublasCtrsm_v2_64},
+    {"complex128", kTypeComplexDouble, 16, kComputeDouble, 2, kDoubleOne, &CublasApi::cublasZtrsm_v2_64},
 }};
 
 // Calls `use` with a handle, while the device's context is current.
@@ -103,71 +96,30 @@ int with_handle(
   });
 }
 
-// alpha or beta: up to two doubles.
-struct Factor {
-  alignas(double) char bytes[2 * sizeof(double)];
-};
-
-// Reads a factor and advances the pointer.
-Factor read_factor(const CArgument*& next, int parts) {
-  Factor factor{};
-  char* to = factor.bytes;
-  for (int i = 0; i < parts; ++i, ++next) {
-    to = std::copy_n(static_cast<const char*>(next->data), next->bytes, to);
-  }
-  return factor;
-}
-
-// How a product is computed: as its type is, or as the integer «allowed» of the family matmul lets it be.
-struct ProductPrecision {
-  ProductPrecision(const MatrixType& type, int64_t allowed)
-      : compute(
-            (allowed & kTf32) != 0           ? kComputeFloatInTf32
-                : (allowed & kHalfSums) != 0 ? kComputeHalf
-                                             : type.compute),
-        mode((allowed & kRoundedSums) != 0 ? 0 : kNoReducedSums) {}
-
-  // A factor as cuBLAS expects it: in float16 if sums are.
-  Factor converted(Factor factor) const {
-    if (compute == kComputeHalf) {
-      float value = 0;
-      std::memcpy(&value, factor.bytes, sizeof value);
-      const c10::Half half(value);
-      std::memcpy(factor.bytes, &half, sizeof half);
-    }
-    return factor;
-  }
-
-  int compute; // cublasComputeType_t
-  int mode; // cublasMath_t
-};
-
 // The arguments of the family matmul (docs/driver-contract.md), with a workspace. cuBLAS's matrices have contiguous
 // columns, so it computes the transpose of c, from the transposes of b and a.
 int multiply(size_t index, const MatrixType& type, void* queue, const CArgument* arguments) {
   const CArgument &c = arguments[0], &a = arguments[1], &b = arguments[2];
   const CArgument* next = arguments + 3;
   const Factor given_alpha = read_factor(next, type.parts), given_beta = read_factor(next, type.parts);
-  const auto integer = [next](int i) { return *static_cast<const int64_t*>(next[i].data); };
-  const int64_t batch = integer(0), rows = integer(1), columns = integer(2), depth = integer(3);
-  const int64_t c_row = integer(4), a_row = integer(5), b_row = integer(6);
-  const int a_operation = integer(7) ? kTransposed : kPlain, b_operation = integer(8) ? kTransposed : kPlain;
-  const int64_t c_step = integer(9), a_step = integer(10), b_step = integer(11);
-  const ProductPrecision precision(type, integer(12));
-  const Factor alpha = precision.converted(given_alpha), beta = precision.converted(given_beta);
-  return with_handle(index, queue, next[13], next[14], [&](void* handle) {
-    if (const int status = cublas.cublasSetMathMode(handle, precision.mode)) {
+  const ProductIntegers of = read_product(next);
+  const int compute = compute_type(type.compute, of.allowed);
+  const Factor alpha = given_alpha.converted(compute), beta = given_beta.converted(compute);
+  const int a_operation = operation_of(of.a_transposed), b_operation = operation_of(of.b_transposed);
+  return with_handle(index, queue, next[0], next[1], [&](void* handle) {
+    const int mode = (of.allowed & kAllowsRoundedSums) != 0 ? 0 : kNoReducedSums;
+    if (const int status = cublas.cublasSetMathMode(handle, mode)) {
       return status;
     }
-    if (batch == 1) {
+    if (of.batch == 1) {
       return cublas.cublasGemmEx_64(
-          handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, a.memory,
-          type.type, a_row, beta.bytes, c.memory, type.type, c_row, precision.compute, kDefaultAlgorithm);
+          handle, b_operation, a_operation, of.columns, of.rows, of.depth, alpha.bytes, b.memory, type.type, of.b_row,
+          a.memory, type.type, of.a_row, beta.bytes, c.memory, type.type, of.c_row, compute, kDefaultAlgorithm);
     }
     return cublas.cublasGemmStridedBatchedEx_64(
-        handle, b_operation, a_operation, columns, rows, depth, alpha.bytes, b.memory, type.type, b_row, b_step,
-        a.memory, type.type, a_row, a_step, beta.bytes, c.memory, type.type, c_row, c_step, batch, precision.compute,
-        kDefaultAlgorithm);
+        handle, b_operation, a_operation, of.columns, of.rows, of.depth, alpha.bytes, b.memory, type.type, of.b_row,
+        of.b_step, a.memory, type.type, of.a_row, of.a_step, beta.bytes, c.memory, type.type, of.c_row, of.c_step,
+        of.batch, compute, kDefaultAlgorithm);
   });
 }
 

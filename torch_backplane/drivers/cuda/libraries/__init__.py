@@ -1,4 +1,4 @@
-"""NVIDIA's libraries for CUDA devices, if they are installed: cuBLAS, cuDNN, cuFFT, cuSOLVER and NCCL."""
+"""NVIDIA's libraries for CUDA devices, if they are installed: cuBLAS, cuBLASLt, cuDNN, cuFFT, cuSOLVER and NCCL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torch_backplane.drivers.base import Finding
-from torch_backplane.drivers.cuda.libraries import cublas, cudnn, cufft, cusolver, nccl
+from torch_backplane.drivers.cuda.libraries import cublas, cublaslt, cudnn, cufft, cusolver, nccl
 from torch_backplane.drivers.cuda.libraries.loading import load
 from torch_backplane.drivers.libraries import Library
 
@@ -39,7 +39,7 @@ def load_all(cuda_version: tuple[int, int]) -> Loaded:
     Args:
         cuda_version: the version of CUDA that NVIDIA's driver supports.
     """
-    found = [(module, load(module.PRODUCT, cuda_version)) for module in (cublas, cudnn, cufft, cusolver)]
+    found = [(module, load(module.PRODUCT, cuda_version)) for module in (cublas, cublaslt, cudnn, cufft, cusolver)]
     communication = load(nccl.PRODUCT, cuda_version)
     every = [one for _, one in found] + [communication]
     return Loaded(

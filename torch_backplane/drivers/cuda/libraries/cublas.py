@@ -41,6 +41,24 @@ _STATUSES = {
 }
 
 
+explain = partial(meaning, _STATUSES, "cublas_api.h")
+
+
+def supports(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Return whether products of a dtype that cuBLAS and cuBLASLt have can be computed."""
+    return dtype != torch.bfloat16 or capability >= (8, 0)
+
+
+def has_tf32(capability: tuple[int, int]) -> bool:
+    """Return whether there is TF32."""
+    return capability >= (8, 0)
+
+
+def workspace_bytes(capability: tuple[int, int]) -> int:
+    """Return the bytes of workspace that a product can have."""
+    return WORKSPACE if capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
+
+
 def library(functions: Mapping[str, int], index: int, capability: tuple[int, int]) -> Library:
     """Return cuBLAS for a device.
 
@@ -53,20 +71,17 @@ def library(functions: Mapping[str, int], index: int, capability: tuple[int, int
         family: {getattr(torch, name): address for name, address in addresses.items()}
         for family, addresses in _C.cublas_routines(dict(functions), index).items()
     }
-    if capability < (8, 0):
-        del found["matmul"][torch.bfloat16]  # needs an Ampere GPU
-    nbytes = WORKSPACE if capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
-    explain = partial(meaning, _STATUSES, "cublas_api.h")
+    nbytes = workspace_bytes(capability)
 
     def workspace(family: str, dtype: torch.dtype, **integers: int) -> int:
         check(f"{PRODUCT.name} {family}", _C.cublas_prepare(index), explain)
         return nbytes
 
     matmul = Routine(
-        addresses=found["matmul"],
+        addresses={dtype: one for dtype, one in found["matmul"].items() if supports(dtype, capability)},
         guard=_guard,
         workspace=partial(workspace, "matmul"),
-        tf32=capability >= (8, 0),
+        tf32=has_tf32(capability),
     )
     solve = Routine(addresses=found["triangular_solve"], workspace=partial(workspace, "triangular_solve"))
     return Library(name=PRODUCT.name, routines={"matmul": matmul, "triangular_solve": solve}, explain=explain)
