@@ -122,7 +122,7 @@ test-triton: $(ready) ## tests of Triton kernels on emulated CUDA devices; insta
 	$(python) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 		"$$($(triton)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/backplane.pth"
 	$(triton)/bin/python -m pip install -q --no-deps $(TRITON)
-	PYTHONPATH=. $(triton)/bin/python -m pytest -q tests/cuda/test_cuda_triton.py $(ARGS)
+	PYTHONPATH=. $(triton)/bin/python -m pytest -q tests/cuda/test_cuda_triton.py tests/cuda/test_cuda_triton_inductor.py $(ARGS)
 
 # Mesa takes long to build kernels.
 test-intel test-rusticl: test-%: $(ready) ## tests on Intel's or Mesa's OpenCL (half an hour each)

@@ -32,6 +32,7 @@ __all__ = [
     "fft_plan_cache",
     "flash_sdp_enabled",
     "fp16_bf16_reduction_math_sdp_allowed",
+    "inductor_backend",
     "is_acceptable",
     "is_available",
     "is_built",
@@ -176,6 +177,28 @@ def preferred_linalg_library(backend: str | None = None) -> str:
     if backend is not None:
         _prefer("decompositions and solvers", backend, "lu")
     return preferences.preferred("decompositions and solvers")
+
+
+def inductor_backend(backend: str | None = None) -> str:
+    """Return in which language torch.compile generates kernels for bp devices, or set it.
+
+    Functions that are compiled already keep their kernels; `torch.compiler.reset()` removes them.
+
+    Args:
+        backend: the language of kernels from now on; None changes nothing. "dialect": the language of the device, such
+            as CUDA C++ or OpenCL C. "triton": Triton. It must be installed, and the devices must be those of the CUDA
+            driver; otherwise compiling raises a RuntimeError that says what is missing.
+
+    Returns:
+        "dialect", which is the default, or "triton". The environment variable TORCH_BACKPLANE_INDUCTOR_BACKEND sets
+        another default.
+
+    Raises:
+        ValueError: `backend` is none of these.
+    """
+    if backend is not None:
+        preferences.set_inductor_backend(backend)
+    return preferences.inductor_backend()
 
 
 def blas_workspace_size(size: int | None = None) -> int:

@@ -204,6 +204,27 @@ def set_workspace(size: int) -> None:
         _C.advance_configuration_epoch()
 
 
+INDUCTOR_BACKENDS = ("dialect", "triton")
+_inductor_backend = INDUCTOR_BACKENDS[0]
+
+
+def inductor_backend() -> str:
+    """What torch.compile generates kernels in: one of INDUCTOR_BACKENDS."""
+    return _inductor_backend
+
+
+def set_inductor_backend(backend: str) -> None:
+    """Sets what torch.compile generates kernels in from now on.
+
+    Raises:
+        ValueError: `backend` is none of INDUCTOR_BACKENDS.
+    """
+    global _inductor_backend
+    if backend not in INDUCTOR_BACKENDS:
+        raise ValueError(f"the backend of Inductor must be one of {', '.join(INDUCTOR_BACKENDS)}, but got {backend!r}")
+    _inductor_backend = backend
+
+
 _without_room: Counter[str] = Counter()
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from torch_backplane import _C
+from torch_backplane import _C, preferences
 
 T = TypeVar("T")
 
@@ -87,6 +87,10 @@ VARIABLES: Mapping[str, Variable] = {
     ),
     "TORCH_BACKPLANE_WORKSPACE": Variable(
         "workspace limit of matrix products and convolutions", "a size", "no limit", "when the first one is planned"
+    ),
+    "TORCH_BACKPLANE_INDUCTOR_BACKEND": Variable(
+        "language of the kernels that `torch.compile` generates ([compile.md](compile.md#kernels-in-triton))",
+        "`dialect`, `triton`", "`dialect`", "at import",
     ),
     "TORCH_BACKPLANE_CUDA_LIBRARY": Variable(
         "the libcuda that the CUDA driver loads ([cuda.md](cuda.md))", "a file", "the system's", "at discovery"
@@ -211,4 +215,6 @@ def apply() -> None:
         warnings.warn(f"{name} is set, but Backplane has no such variable: {meant}", stacklevel=2)
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
     _C.set_launch_blocking(switch("TORCH_BACKPLANE_LAUNCH_BLOCKING"))
+    backends = {name: name for name in preferences.INDUCTOR_BACKENDS}
+    preferences.set_inductor_backend(choice("TORCH_BACKPLANE_INDUCTOR_BACKEND", backends, default="dialect"))
     _C.set_plan_mode(choice("TORCH_BACKPLANE_PLANS", {mode: mode for mode in ("1", "0", "check")}, default="1"))

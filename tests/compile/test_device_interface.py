@@ -137,7 +137,7 @@ def test_dtypes_are_those_of_the_current_device() -> None:
 
 def test_triton_is_refused() -> None:
     assert not BpInterface.is_triton_capable("bp:0")
-    with pytest.raises(RuntimeError, match="Triton does not support bp devices"):
+    with pytest.raises(RuntimeError, match="Triton templates do not support bp devices"):
         BpInterface.raise_if_triton_unavailable("bp:0")
 
 

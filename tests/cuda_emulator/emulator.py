@@ -159,7 +159,7 @@ def check_blocks(resolve: Any = None) -> None:
     load().emulator_resolve_bounds(resolve or RESOLVE)
 
 
-_defined: dict[str, Any] = {}
+_defined: list[Any] = []  # loaded modules call them, also after other kernels got their names
 _HOST_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint * 7), ctypes.c_void_p, ctypes.c_uint64)
 
 
@@ -182,7 +182,7 @@ def define_kernel(name: str, function: Callable[[tuple[int, ...], bytes], None])
             return 719
         return 0
 
-    _defined[name] = call
+    _defined.append(call)
     load().emulator_define_kernel(name.encode(), call)
 
 

@@ -7,7 +7,8 @@
   device. `host` compiles for host devices.
 - `associative_scan` lets the operator of this name accept bp tensors.
 - Triton: `triton_driver` (the package next to this one) runs Triton kernels, and `triton_calls` writes the calls of the
-  program's Triton kernels in compiled graphs.
+  program's Triton kernels in compiled graphs. If the user chooses it, Inductor writes its kernels in Triton
+  (`triton_scheduling`), which use `triton_runtime` and `triton_random`.
 
 Nothing of `torch._dynamo`, `torch._inductor` or Triton is imported before the program does so: `imports` runs what
 belongs to a module after that module is imported.

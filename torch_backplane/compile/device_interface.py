@@ -161,10 +161,19 @@ class BpInterface(device_interface.DeviceInterface):
 
     @classmethod
     def raise_if_triton_unavailable(cls, device: Any = None) -> None:
-        """Raise RuntimeError: Triton has no backend for bp."""
+        """Raise RuntimeError: Inductor's templates in Triton are not for bp."""
         raise RuntimeError(
-            "Triton does not support bp devices. torch.compile generates kernels for them in the dialect of the device"
+            "Inductor's Triton templates do not support bp devices. torch.compile generates kernels for them in the "
+            "dialect of the device, or in Triton on request: torch.backends.bp.inductor_backend"
         )
+
+
+def stream_number(index: int) -> int:
+    """Return a number for the current stream of bp:`index`, which the Triton kernels of graphs get.
+
+    It is not a handle, because a stream that is captured has none. Launches use the current stream.
+    """
+    return accelerator.current_stream(index).stream_id
 
 
 def register() -> None:

@@ -25,7 +25,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane import drivers
-from torch_backplane.compile import flex_attention
+from torch_backplane.compile import flex_attention, inductor
 
 _library = torch.library.Library("backplane", "FRAGMENT")
 # Results can be arguments that the backward pass needs, or views of them.
@@ -235,6 +235,7 @@ def install(compile_fx: Any) -> None:
     default = compile_fx.compile_fx_inner
 
     def inner(graph: GraphModule, inputs: Sequence[Any], **named: Any) -> Any:
+        inductor.check_backend(sorted(_bp_devices(graph, inputs)))
         if is_without_dialect(graph, inputs):
             return compile_for_cpu(default, graph, inputs, **named)
         return default(graph, inputs, **named)

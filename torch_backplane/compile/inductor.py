@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from torch_backplane import _C, drivers
 from torch_backplane.compile import cpu_indices, flex_attention, random_numbers
 from torch_backplane.compile.kernel_functions import ATOMIC_DTYPES
 from torch_backplane.kernels.dtypes import FACTS
-from torch_backplane.preferences import preferred
+from torch_backplane.preferences import inductor_backend, preferred
+
+_TORCH_FOR_TRITON = "2.13"  # the release with the parts of Inductor that triton_runtime.py extends
 
 
 class _GpuTypes(list[str]):
@@ -124,7 +128,7 @@ def _are_templates(operands: Sequence[Any]) -> bool:
     """Whether products or convolutions with these operands become templates."""
     from torch._inductor import config, ir
 
-    if not (config.max_autotune or config.max_autotune_gemm):
+    if not (config.max_autotune or config.max_autotune_gemm) or _writes_triton():
         return False
     if not all(isinstance(one, ir.IRNode) for one in operands):  # mm with a dtype for the result
         return False
@@ -230,7 +234,7 @@ def sort_short_rows(ir: ModuleType) -> None:
         *given: Any,
         **named: Any,
     ) -> Any:
-        if device.type != "bp":
+        if device.type != "bp" or _writes_triton():
             return create(cls, device, dtypes, inner_fns, size, axis, stable, descending, *given, **named)
         from torch_backplane.compile.reduction_form import is_sorted_in_kernel
         from torch_backplane.compile.sorts import Order
@@ -254,7 +258,7 @@ def sort_for_topk(lowering: ModuleType) -> None:
     def lower_topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
         from torch_backplane.compile.reduction_form import is_sorted_in_kernel
 
-        if not x.get_size() or not is_sorted_in_kernel(x.get_device(), x.get_size()[dim]):
+        if not x.get_size() or not is_sorted_in_kernel(x.get_device(), x.get_size()[dim]) or _writes_triton():
             return topk(x, k, dim, largest, sorted)
         return [cut(one, dim, 0, k) for one in sort(x, stable=True, dim=dim, descending=largest)]
 
@@ -280,11 +284,57 @@ def find_statistics_of_softmax_in_one_loop(post_grad: ModuleType) -> None:
 
         if not config.online_softmax or not drivers.device(x.device.index).properties.dialect:
             return False
+        if _writes_triton():
+            return True
         target, length = dialect_of(x.device).target, x.shape[match.kwargs["dim"]]
         # Inductor composes it, if the length is dynamic.
         return target.simt and isinstance(length, int) and length > longest_kept(target)
 
     post_grad.prepare_softmax_extra_check = decide  # type: ignore[attr-defined]
+
+
+def _writes_triton() -> bool:
+    """Whether Inductor's own code generator writes the kernels of bp, instead of GraphKernel."""
+    return inductor_backend() == "triton"
+
+
+def _scheduling() -> type:
+    """The class that schedules the kernels of a graph, by the user's choice."""
+    if _writes_triton():
+        from torch_backplane.compile.triton_scheduling import TritonGraphScheduling
+
+        return TritonGraphScheduling
+    from torch_backplane.compile.scheduling import GraphScheduling
+
+    return GraphScheduling
+
+
+def check_backend(indices: Collection[int]) -> None:
+    """Checks that kernels can be generated for a graph's bp devices in the language that the user chose.
+
+    Raises:
+        RuntimeError: it is Triton, but a device does not run it, it is not installed, or PyTorch is too old.
+    """
+    if indices and _writes_triton() and (why := _why_no_triton(indices)):
+        raise RuntimeError(
+            f'torch.backends.bp.inductor_backend() is "triton", but torch.compile cannot generate Triton kernels: '
+            f'{why}. torch.backends.bp.inductor_backend("dialect") generates kernels in the language of the device'
+        )
+
+
+def _why_no_triton(indices: Collection[int]) -> str:
+    from torch_backplane.triton_driver.targets import triton_target
+
+    for index in indices:
+        try:
+            triton_target(index)
+        except RuntimeError as error:
+            return str(error)
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; pip install triton==3.7.1 installs it"
+    if TorchVersion(torch.__version__) < _TORCH_FOR_TRITON:
+        return f"it needs PyTorch {_TORCH_FOR_TRITON} or later, but this is {torch.__version__}"
+    return ""
 
 
 def create_backend_without_triton(scheduler: ModuleType) -> None:
@@ -297,8 +347,6 @@ def create_backend_without_triton(scheduler: ModuleType) -> None:
             return create_backend(self, device)
         from torch._inductor.virtualized import V
 
-        from torch_backplane.compile.scheduling import GraphScheduling
-
         properties = drivers.device(device.index).properties
         if not properties.dialect:
             raise NotImplementedError(
@@ -307,7 +355,7 @@ def create_backend_without_triton(scheduler: ModuleType) -> None:
             )
         V.graph.add_device_info(device)
         random_numbers.keep_order(V.graph.operations)
-        return GraphScheduling(self)
+        return _scheduling()(self)
 
     scheduler.Scheduler.create_backend = create  # type: ignore[attr-defined]
 
@@ -332,8 +380,7 @@ def register(common: ModuleType) -> None:
         """The text of device operations in wrappers."""
 
         def import_get_raw_stream_as(self, name: str) -> str:
-            module = "torch_backplane.compile.device_interface"
-            return f"from {module} import BpInterface; {name} = BpInterface.get_raw_stream"
+            return f"from torch_backplane.compile.device_interface import stream_number as {name}"
 
         def set_device(self, device_idx: int) -> str:
             return f"torch.bp.set_device({device_idx})"
@@ -351,9 +398,18 @@ def register(common: ModuleType) -> None:
         """Imports the scheduling when it is needed. A class, because Inductor tests which base classes it has."""
 
         def __new__(cls, scheduler: Any) -> Any:
-            from torch_backplane.compile.scheduling import GraphScheduling
+            return _scheduling()(scheduler)
 
-            return GraphScheduling(scheduler)
+    class Codegen(common.DeviceCodegen):  # type: ignore[name-defined]
+        """What Inductor generates code with. Its choices in lowering depend on whether the kernels are Triton's."""
+
+        @property
+        def scheduling(self) -> type:
+            return _scheduling() if _writes_triton() else Scheduling
+
+        @scheduling.setter
+        def scheduling(self, registered: type) -> None:
+            pass
 
     class Wrapper:
         """Imports the wrapper when a graph is compiled."""
@@ -379,6 +435,7 @@ def register(common: ModuleType) -> None:
             )
 
     common.register_backend_for_device("bp", Scheduling, Wrapper, CppWrapper, None, GraphPass())
+    common.device_codegens["bp"] = Codegen(Scheduling, Wrapper, CppWrapper, None)
     common.register_device_op_overrides("bp", DeviceOperations())
 
 
@@ -387,15 +444,15 @@ def _sources() -> str:
     """A hash of the files that generated code depends on."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for folder in ("compile", "kernels", "planning"):
+    for folder in ("compile", "kernels", "planning", "triton_driver"):
         for file in sorted((package / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
 def cache_key() -> str:
-    """Identifies this version of Backplane, the preference that graphs depend on, and the targets of the devices."""
+    """Identifies this version of Backplane, the preferences that graphs depend on, and the targets of the devices."""
     from torch_backplane.compile.device_interface import BpInterface
 
     targets = (BpInterface.get_compute_capability(index) for index in range(_C.device_count()))
-    return " ".join([_sources(), preferred("attention"), *targets])
+    return " ".join([_sources(), preferred("attention"), inductor_backend(), *targets])

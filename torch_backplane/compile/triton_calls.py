@@ -72,7 +72,7 @@ def _write_call(node: Any, wrapper: Any) -> None:
     """Writes the definition of a kernel, unless there is one, and the call of a `UserDefinedTritonKernel`."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-    from torch_backplane.triton_driver.driver import triton_target
+    from torch_backplane.triton_driver.targets import triton_target
 
     triton_target(node.get_device().index)  # raises an error for other devices
     kernel = kernel_side_table.get_kernel(node.kernel_idx)

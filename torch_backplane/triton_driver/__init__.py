@@ -1,5 +1,6 @@
 """Triton kernels on bp tensors: `kernel[grid](...)` on devices whose drivers have a `triton_target`.
 
+- `targets`: which devices run Triton kernels.
 - `driver`: Triton's driver for bp. It says what Triton compiles for, and which device, stream and buffers it uses.
 - `launcher`: launches Triton's binaries as commands of the runtime, so that streams, graphs, plans and profiles know
   them.

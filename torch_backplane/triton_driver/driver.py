@@ -10,28 +10,12 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from torch_backplane import accelerator, drivers
-from torch_backplane.drivers import TritonTarget
+from torch_backplane.triton_driver.targets import triton_target
 
 if TYPE_CHECKING:
     from torch_backplane.triton_driver.launcher import Binary
 
 _BENCHMARK_CACHE = 256 << 20  # bytes, as in Triton's own drivers: more than the L2 cache of any GPU
-
-
-def triton_target(index: int) -> TritonTarget:
-    """Return what Triton compiles for on bp:`index`.
-
-    Raises:
-        RuntimeError: the device's driver does not run Triton kernels.
-    """
-    device = drivers.device(index)
-    if device.triton_target is None:
-        having = [f"bp:{one}" for one in range(accelerator.device_count()) if drivers.device(one).triton_target]
-        raise RuntimeError(
-            f"Triton kernels do not run on bp:{index} ({device.properties.name}). They run on CUDA devices: "
-            f"{', '.join(having) or 'there is none'}. torch.bp.set_device() makes one current"
-        )
-    return device.triton_target
 
 
 class Utilities:
