@@ -306,11 +306,6 @@ nine = torch.ones(9, 5, device="bp")
 assert library_products.forms(nine @ b, nine, b, finish) == ["second"]
 assert library_products.has_form("bias/2", a @ b, a, b, finish)
 assert not library_products.has_form("third", a @ b, a, b, finish)
-calls()
-with preferences.preferring("products", "second", ["second"]):
-    activation(c, a, b)
-    torch.accelerator.synchronize()
-    assert calls() == [0, 1] and not seen
 """)
 
 
