@@ -36,7 +36,8 @@ for name, (function, arguments) in KERNELS.items():
         )
 print(json.dumps(said))
 """
-_WITHOUT_LIBRARIES = {f"TORCH_BACKPLANE_{name}_LIBRARY": "none" for name in ("CUBLAS", "CUBLASLT", "CUSOLVER", "CUFFT")}
+_LIBRARIES = ("CUBLAS", "CUBLASLT", "CUSOLVER", "CUFFT")
+_WITHOUT_LIBRARIES = {f"TORCH_BACKPLANE_{name}_LIBRARY": "none" for name in _LIBRARIES}
 
 
 def _families(result: Result, *some: str) -> dict[str, bool]:

@@ -487,8 +487,8 @@ print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findi
     assert product == "[[2.0, 2.0], [2.0, 2.0]] ()"
     off = "switched off by TORCH_BACKPLANE_CUBLAS_LIBRARY: generated kernels compute matrix products, and the CPU"
     assert first == f"True cuBLAS {off} solves triangular systems|"
-    off = "switched off by TORCH_BACKPLANE_CUBLASLT_LIBRARY: separate kernels add the bias of matrix products and compute"
-    assert of_lt == f"True cuBLASLt {off} their activation|"
+    off = "switched off by TORCH_BACKPLANE_CUBLASLT_LIBRARY: separate kernels add the bias of matrix products and"
+    assert of_lt == f"True cuBLASLt {off} compute their activation|"
     off = "switched off by TORCH_BACKPLANE_CUDNN_LIBRARY: generated kernels compute convolutions"
     assert of_cudnn == f"True cuDNN {off}|"
     assert second.startswith("False cuFFT is not used: OSError: /nowhere/libcufft.so.12: cannot open")
@@ -533,7 +533,8 @@ print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
         same
         == older
         == (
-            "True cuBLAS version 12.0|;True cuBLASLt version 12.0|;True cuFFT version 11.0|;True cuSOLVER version 11.0|;"
+            "True cuBLAS version 12.0|;True cuBLASLt version 12.0|;True cuFFT version 11.0|;"
+            "True cuSOLVER version 11.0|;"
             "('cuBLAS 12.0', 'cuBLASLt 12.0', 'cuFFT 11.0', 'cuSOLVER 11.0')"
         )
     )
@@ -541,7 +542,9 @@ print(load(cublas.PRODUCT, (12, 4)).finding.remedy)
     assert both == "pip uninstall nvidia-cublas; pip install nvidia-cublas-cu12"
 
 
-@pytest.mark.parametrize("product", [cublas.PRODUCT, cublaslt.PRODUCT, cufft.PRODUCT, cusolver.PRODUCT], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "product", [cublas.PRODUCT, cublaslt.PRODUCT, cufft.PRODUCT, cusolver.PRODUCT], ids=lambda one: one.name
+)
 def test_the_search(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(product.variable, raising=False)
 
