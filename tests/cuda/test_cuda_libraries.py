@@ -489,7 +489,7 @@ print(*(f"{one.ok} {one.what} {one.found}|{one.remedy}" for one in drivers.findi
     assert first == f"True cuBLAS {off} solves triangular systems|"
     off = "switched off by TORCH_BACKPLANE_CUBLASLT_LIBRARY: separate kernels add the bias of matrix products and"
     assert of_lt == f"True cuBLASLt {off} compute their activation|"
-    off = "switched off by TORCH_BACKPLANE_CUDNN_LIBRARY: generated kernels compute convolutions"
+    off = "switched off by TORCH_BACKPLANE_CUDNN_LIBRARY: generated kernels compute convolutions and attention"
     assert of_cudnn == f"True cuDNN {off}|"
     assert second.startswith("False cuFFT is not used: OSError: /nowhere/libcufft.so.12: cannot open")
     assert second.endswith("|pip install --force-reinstall nvidia-cufft")
