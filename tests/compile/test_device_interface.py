@@ -193,6 +193,25 @@ def test_compile_workers_use_what_the_main_process_recorded(run_forked: Run) -> 
     assert done.returncode == 0
 
 
+POOL = """
+import torch
+from torch._inductor.async_compile import AsyncCompile
+
+if __name__ == "__main__":
+    assert torch.bp.is_available()
+    AsyncCompile.wait_pool_ready()
+    asked = "__import__('torch_backplane')._C.is_discovered(), __import__('torch').bp.is_initialized()"
+    jobs = [AsyncCompile.process_pool().submit(eval, f"(__import__('time').sleep(0.5), {asked})[1:]") for _ in range(2)]
+    print([job.result() for job in jobs])
+"""
+
+
+def test_compile_workers_discover_no_devices(run_python: Run) -> None:
+    done = run_python(POOL, TORCHINDUCTOR_COMPILE_THREADS="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(False, False), (False, False)]\n"
+
+
 def test_properties_can_be_sent_to_compile_workers() -> None:
     found = BpInterface.get_device_properties("bp:0")
     assert pickle.loads(pickle.dumps(found)) == found

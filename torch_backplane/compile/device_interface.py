@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,8 +137,11 @@ class BpInterface(device_interface.DeviceInterface):
 
     @staticmethod
     def is_available() -> bool:
-        """Return whether there is a bp device."""
-        return accelerator.is_available()
+        """Return whether there is a bp device. In Inductor's compile workers there is none: they only compile.
+
+        The process that forks them asks this to record properties of devices.
+        """
+        return not _is_compile_worker() and accelerator.is_available()
 
     @staticmethod
     def get_raw_stream(device_idx: int) -> int:
@@ -166,6 +171,12 @@ class BpInterface(device_interface.DeviceInterface):
             "Inductor's Triton templates do not support bp devices. torch.compile generates kernels for them in the "
             "dialect of the device, or in Triton on request: torch.backends.bp.inductor_backend"
         )
+
+
+def _is_compile_worker() -> bool:
+    """Whether Inductor has started this process, or the one that this was forked from, to compile kernels."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    return program is not None and Path(program).parts[-2:] == ("compile_worker", "__main__.py")
 
 
 def stream_number(index: int) -> int:
