@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import on_cuda
 import pytest
-
-Run = Callable[..., str]
+from emulated_programs import result, run  # noqa: F401  # fixtures
 
 # In `make test`, of the tests that run programs. `make test-cuda-emulated` runs all.
 QUICK = {
@@ -41,24 +37,3 @@ def emulator() -> dict[str, str]:
     if on_cuda.missing():
         pytest.skip(on_cuda.missing())
     return on_cuda.environment()
-
-
-@pytest.fixture
-def result(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], emulator: dict[str, str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """result(code, **env): runs code on emulated devices and returns the finished process."""
-    settings = emulator | {"TORCH_BACKPLANE_FALLBACK": "silent"}
-    return lambda code, **env: run_python(code, **settings | env)
-
-
-@pytest.fixture
-def run(result: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
-    """run(code, **env): runs code on emulated devices and returns what it printed. Fails if the program fails."""
-
-    def run(code: str, **env: str) -> str:
-        finished = result(code, **env)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
-
-    return run

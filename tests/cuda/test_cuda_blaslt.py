@@ -15,12 +15,12 @@ Run = Callable[..., str]
 PREAMBLE = """
 import re, threading, warnings
 import torch
+from library_programs import HALVES, close, error_of
 from functools import partial
 from torch_backplane import drivers, plans
 warnings.simplefilter("error")
 torch.manual_seed(0)
 bp = torch.backends.bp
-HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
 linear, relu = torch.nn.functional.linear, torch._addmm_activation
 
@@ -29,23 +29,9 @@ def calls(function, *given):
     text = plans.explain(function, *(one.to("bp") for one in given))
     return re.findall(r"call (\\w+ \\w+) at", text)
 
-def close(function, *given):
-    expected, found = function(*given), function(*(one.to("bp") for one in given))
-    loose = {"rtol": 2e-2, "atol": 5e-2} if expected.dtype in HALVES else {"rtol": 1e-5, "atol": 1e-4}
-    assert found.device.type == "bp" and found.shape == expected.shape and found.stride() == expected.stride()
-    torch.testing.assert_close(found.cpu(), expected, **loose)
-
 def operands(rows, depth, columns, dtype=torch.float32):
     shapes = ((columns,), (rows, depth), (depth, columns))
     return [torch.randn(one).to(dtype) for one in shapes]
-
-def error_of(function, *given):
-    try:
-        function(*given)
-        torch.bp.synchronize()
-        return "no error"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 """
 
 

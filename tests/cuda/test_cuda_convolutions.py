@@ -19,6 +19,7 @@ ON_DEVICE = {"TORCH_BACKPLANE_FALLBACK": "error"}
 PREAMBLE = """
 import itertools, warnings
 import torch
+from library_programs import error_of
 from functools import partial
 from torch.nn import functional as F
 from torch_backplane import _C, plans
@@ -57,14 +58,6 @@ def compare(function, *given):
 def calls(function, *given):
     \"\"\"How many calls of cuDNN the plan has.\"\"\"
     return plans.explain(function, *(one.to("bp") for one in given)).count("call cuDNN convolution ")
-
-def error_of(function, *given):
-    try:
-        function(*given)
-        torch.bp.synchronize()
-        return "no error"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 """
 
 

@@ -13,16 +13,11 @@ Run = Callable[..., str]
 PREAMBLE = """
 import torch
 from cuda.bindings import driver as cuda
+from library_programs import raised
 
 def checked(answer):
     assert int(answer[0]) == 0, answer[0]
     return answer[1] if len(answer) == 2 else answer[1:]
-
-def raised(function, *arguments):
-    try:
-        return f"no error: {function(*arguments)!r}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 def current():
     return int(checked(cuda.cuCtxGetCurrent()))

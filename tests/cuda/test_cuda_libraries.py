@@ -22,29 +22,12 @@ Run = Callable[..., str]
 PREAMBLE = """
 import math, threading, time, warnings
 import torch
+from library_programs import HALVES, called, close, error_of
 from functools import partial
 from torch_backplane import drivers, plans
 warnings.simplefilter("error")
 torch.manual_seed(0)
 bp = torch.backends.bp
-HALVES = (torch.float16, torch.bfloat16)
-
-def called(library, function, *given):
-    return f"call {library} " in plans.explain(function, *(one.to("bp") for one in given))
-
-def close(function, *given):
-    expected, found = function(*given), function(*(one.to("bp") for one in given))
-    loose = {"rtol": 2e-2, "atol": 5e-2} if expected.dtype in HALVES else {"rtol": 1e-5, "atol": 1e-4}
-    assert found.device.type == "bp" and found.shape == expected.shape and found.stride() == expected.stride()
-    torch.testing.assert_close(found.cpu(), expected, **loose)
-
-def error_of(function, *given):
-    try:
-        function(*given)
-        torch.bp.synchronize()
-        return "no error"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 """
 
 

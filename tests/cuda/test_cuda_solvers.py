@@ -21,6 +21,7 @@ ON_DEVICE = {"TORCH_BACKPLANE_FALLBACK": "error"}
 PREAMBLE = """
 import itertools, warnings
 import torch
+from library_programs import called, error_of
 from functools import partial
 from torch_backplane import _C, plans
 warnings.simplefilter("error")
@@ -58,17 +59,6 @@ def layouts(a):
     wide = torch.zeros(*a.shape[:-2], 2 * a.shape[-2], a.shape[-1] + 3, dtype=a.dtype)
     wide[..., ::2, 2:-1] = a
     return a, a.mT.contiguous().mT, wide[..., ::2, 2:-1], wide[..., ::2, 2:-1].mT.mT
-
-def called(library, function, *given):
-    return f"call {library} " in plans.explain(function, *(one.to("bp") for one in given))
-
-def error_of(function, *given):
-    try:
-        function(*given)
-        torch.bp.synchronize()
-        return "no error"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 """
 
 

@@ -15,6 +15,7 @@ Result = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PREAMBLE = """
 import ctypes, os, torch
+from library_programs import raised
 
 hip = ctypes.CDLL(os.environ["TORCH_BACKPLANE_HIP_LIBRARY"])
 
@@ -22,12 +23,6 @@ def current():
     device = ctypes.c_int(-1)
     assert hip.hipGetDevice(ctypes.byref(device)) == 0
     return device.value
-
-def raised(function, *arguments):
-    try:
-        return f"no error: {function(*arguments)!r}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 """
 
 
