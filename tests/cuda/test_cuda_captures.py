@@ -184,7 +184,7 @@ a, c, workspace = (torch.ones(2, 2, device="bp:1"), torch.zeros(2, 2, device="bp
                    torch.empty(4 << 20, dtype=torch.uint8, device="bp:1"))
 torch.bp.synchronize(1)
 (cublas, *_), launcher = drivers.device(1).libraries, drivers.device(1).native_launcher.functions
-numbers = [ctypes.c_float(1), ctypes.c_float(0), *map(ctypes.c_int64, (1, 2, 2, 2, 2, 2, 2, 0, 0, 4, 4, 4, 8))]
+numbers = [ctypes.c_float(1), ctypes.c_float(0), *map(ctypes.c_int64, (1, 2, 2, 2, 2, 2, 2, 0, 0, 4, 4, 4, 8, 16, 0))]
 size = ctypes.c_int64(workspace.numel())
 memory = lambda tensor: CArgument(tensor.data_ptr(), 0, None, 0)
 number = lambda value: CArgument(None, 0, ctypes.addressof(value), ctypes.sizeof(value))
