@@ -119,10 +119,12 @@ def test_selecting_a_device_of_a_driver_without_devices_names_the_reason(run: Ru
 
 def test_the_error_without_devices_names_the_reason_of_each_driver(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "empty", EMPTY, "MinimalDriver")
-    cuda = str(tmp_path / "libcuda.so.1")
-    told = run(WITHOUT_PYOPENCL + USE, TORCH_BACKPLANE_HOST_DEVICES="0", TORCH_BACKPLANE_CUDA_LIBRARY=cuda).stdout
+    cuda, hip = str(tmp_path / "libcuda.so.1"), str(tmp_path / "libamdhip64.so.6")
+    libraries = {"TORCH_BACKPLANE_CUDA_LIBRARY": cuda, "TORCH_BACKPLANE_HIP_LIBRARY": hip}
+    told = run(WITHOUT_PYOPENCL + USE, TORCH_BACKPLANE_HOST_DEVICES="0", **libraries).stdout
     assert told.startswith(f"RuntimeError: no bp device is available. cuda: libcuda: {cuda}: cannot open")
-    assert "; empty: card: not plugged in (plug it in); host: " in told
+    assert f"; empty: card: not plugged in (plug it in); hip: libamdhip64: {hip}: cannot open" in told
+    assert "; host: " in told
     assert "TORCH_BACKPLANE_HOST_DEVICES is 0 (unset TORCH_BACKPLANE_HOST_DEVICES)" in told
     assert "opencl: PyOpenCL: not installed (pip install pyopencl)" in told
     assert told.endswith("`python -m torch_backplane doctor` shows what was searched, and what to do\n")

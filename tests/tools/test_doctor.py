@@ -101,7 +101,7 @@ def test_a_driver_that_crashes_is_named_and_the_others_work(site: Path) -> None:
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     assert "driver fatal ✗ devices: the process that tried it ended with SIGABRT" in told
-    assert "→ update the driver, or set TORCH_BACKPLANE_DRIVERS=cuda,host,opencl" in told
+    assert "→ update the driver, or set TORCH_BACKPLANE_DRIVERS=cuda,hip,host,opencl" in told
     assert device_line(result, 0).split()[-1] == "equal"
 
 
