@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import driver_api as api
 import emulator
 import pytest
+
+from torch_backplane.drivers.cuda import compiler
 
 
 def _has_driver() -> bool:
@@ -23,6 +26,9 @@ def _has_driver() -> bool:
 def libraries() -> Path:
     if _has_driver():
         pytest.skip("this machine has a CUDA driver, and a process can have only one libcuda")
+    # Of two libraries with a name, other tests of this process would find the one that was loaded first.
+    with contextlib.suppress(Exception):  # NVRTC is not installed
+        compiler.version()
     emulator.load()
     return emulator.library_folder()
 
