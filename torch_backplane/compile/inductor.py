@@ -435,7 +435,7 @@ def register(common: ModuleType) -> None:
             )
 
     common.register_backend_for_device("bp", Scheduling, Wrapper, CppWrapper, None, GraphPass())
-    common.device_codegens["bp"] = Codegen(Scheduling, Wrapper, CppWrapper, None)
+    common.device_codegens["bp"] = Codegen(**vars(common.device_codegens["bp"]))  # releases differ in the fields
     common.register_device_op_overrides("bp", DeviceOperations())
 
 
