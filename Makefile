@@ -30,7 +30,7 @@ quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
 # The tests that `make test-cuda-emulated` repeats with cuBLAS, cuBLASLt, cuDNN, cuFFT and cuSOLVER. Without them, tests use
 # generated kernels, and the CPU for decompositions.
-with_cuda_libraries := $(patsubst %,tests/opencl/test_%.py,amp backends batch_linear_algebra convolutions graphed_training library_products products spectral_ops)
+with_cuda_libraries := $(patsubst %,tests/opencl/test_%.py,amp attention backends batch_linear_algebra convolutions graphed_training library_products products spectral_ops)
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)" $(1)

@@ -79,9 +79,15 @@ def chosen(*tensors: torch.Tensor, **options: Any) -> int:
 
 @contextmanager
 def kernels(**figures: int) -> Iterator[None]:
-    """Computes attention with kernels for a GPU with these figures."""
-    with target("gpu", **figures):
-        yield
+    """Computes attention with kernels for a GPU with these figures, also if its driver has a library."""
+    prefer = torch.backends.bp.preferred_attention_library  # type: ignore[attr-defined]
+    before = prefer()
+    prefer("generated")
+    try:
+        with target("gpu", **figures):
+            yield
+    finally:
+        prefer(before)
 
 
 # The target's figures determine tile sizes. SMALL is less than one tile, LARGE has several of each kind.
@@ -555,7 +561,7 @@ def divided(units: int, **figures: Any) -> Iterator[list[str]]:
         names.append(kernel.name.removeprefix("bp_"))
         return compiled(index, kernel, name)
 
-    with target("gpu", compute_units=units, **figures):
+    with kernels(compute_units=units, **figures):
         launch.compiled = noted
         try:
             yield names
