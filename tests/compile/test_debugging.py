@@ -19,7 +19,7 @@ FILES = {
     "fx_graph_transformed.py": "torch.ops.aten",
     "ir_pre_fusion.txt": "buf0",
     "ir_post_fusion.txt": "buf0",
-    "output_code.py": "kernel void" if HAS_KERNELS else 'extern "C"',
+    "output_code.py": "void bp_fused_" if HAS_KERNELS else 'extern "C"',
 }
 
 PROGRAM = """

@@ -146,6 +146,9 @@ def test_rows_of_extremes(dtype: torch.dtype) -> None:
         else:
             right = is_near(found, expected, found.dtype) | is_near(found, wide, found.dtype)
             right |= found.isinf() & (expected.abs() > 1e18)
+            if name == "prod":  # work items that share a row multiply in any order; the least two can underflow
+                underflows = rows.abs().sort(-1).values[:, :2].prod(-1) == 0
+                right |= underflows & ((found == 0) | found.isnan())  # 0 * inf
         if not right.all():
             (place, *_) = (~right).nonzero().tolist()
             message = f"{found[tuple(place)]}, expected {expected[tuple(place)]}"

@@ -18,12 +18,14 @@ _DLPACK = "the CUDA driver exports tensors as CUDA's; see test_cuda_device.py"
 # "file::test" → why the test is not for CUDA devices.
 TESTS = {
     "test_dlpack_numpy.py::test_from_dlpack_accepts_tensors": _DLPACK,
+    "test_checked_values.py::test_reading_a_valid_result_synchronizes_once": "it counts what the OpenCL driver does",
     "test_dlpack_numpy.py::test_there_is_no_cuda_array_interface": _DLPACK,
     "test_inductor_backend.py::test_devices_that_do_not_run_triton_are_refused": "CUDA devices run Triton kernels",
     "test_processes.py::test_other_devices_refuse": "the CUDA driver shares memory and events",
     "test_streams.py::test_invalid_external_streams_raise": "1 is CUDA's default stream; see test_cuda_device.py",
     "test_streams.py::test_sharing_between_processes_is_refused": "the CUDA driver shares memory and events",
     "test_threads.py::test_profiles_end_while_other_threads_compute": "its 1,024 pending kernels take seconds",
+    "test_torch_bp.py::test_device_memory_used": "the emulator's sensors are constant; see test_cuda_sensors.py",
 }
 
 # `pytest --on cuda` tests what happens without these libraries, unless the variables name them.
