@@ -241,7 +241,7 @@ def work(
 def main() -> int:
     parser = argparse.ArgumentParser(description="Four threads on four devices, for a long time.")
     parser.add_argument("--seconds", type=float, default=3600, help="duration (default: an hour)")
-    parser.add_argument("--driver", choices=["host", "opencl"], default="opencl")
+    parser.add_argument("--driver", choices=["host", "opencl", "cuda"], default="opencl")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--growth", type=float, default=64, help="allowed growth after the warm-up, in MiB")
     parser.add_argument("--only", default="", help=f"comma-separated (default: all): {', '.join(ACTIVITIES)}")

@@ -18,10 +18,10 @@ Result = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def result(run_python: Result, emulator: dict[str, str]) -> Result:
-    """result(code, **env): runs code on emulated devices and returns the finished process."""
+    """result(code, timeout=seconds, **env): runs code on emulated devices and returns the finished process."""
     path = os.pathsep.join([str(paths.SUPPORT), os.environ.get("PYTHONPATH", "")])
     settings = emulator | {"TORCH_BACKPLANE_FALLBACK": "silent", "PYTHONPATH": path}
-    return lambda code, **env: run_python(code, timeout=600, **settings | env)
+    return lambda code, timeout=600, **env: run_python(code, timeout=timeout, **settings | env)
 
 
 @pytest.fixture

@@ -254,16 +254,26 @@ class _Captured:
     def free_gradients(self) -> None:
         """Copies each parameter's `grad` that is the graph's static gradient tensor.
 
-        Autograd assigns that tensor to `grad` without a copy. The next replay would overwrite it before its gradient is
-        accumulated.
+        Autograd assigns that tensor to `grad` without a copy. A replay can overwrite it before the next gradient is
+        accumulated: the tensor's memory can also be that of a temporary of another graph in the same pool.
         """
         for parameter, gradient in zip(self.inputs, self.gradients, strict=True):
             if gradient is not None and parameter.grad is not None and parameter.grad.is_set_to(gradient):
                 parameter.grad = parameter.grad.clone()
 
-    def made(self) -> Graphed:
-        """Returns a function that replays the graphs."""
+    def made(self, of_pool: Sequence[_Captured], copies: bool) -> Graphed:
+        """Returns a function that replays the graphs.
+
+        Args:
+            of_pool: the callables whose graphs share the memory pool, this one among them.
+            copies: gradients are copies of the static tensors, as unknown graphs share the pool, too.
+        """
         captured = self
+
+        def replay(replayed: Graph) -> None:
+            for one in of_pool:
+                one.free_gradients()
+            replayed.replay()
 
         class Replayed(torch.autograd.Function):
             @staticmethod
@@ -271,7 +281,7 @@ class _Captured:
                 for place, given in zip(captured.user_inputs, inputs, strict=False):
                     if place.data_ptr() != given.data_ptr():
                         place.copy_(given)
-                captured.forward_graph.replay()
+                replay(captured.forward_graph)
                 outputs = tuple(one.detach() for one in captured.outputs)
                 needless = [out for out, one in zip(outputs, captured.cotangents, strict=True) if one is None]
                 ctx.mark_non_differentiable(*needless)
@@ -283,9 +293,9 @@ class _Captured:
                 for place, given in zip(captured.cotangents, cotangents, strict=True):
                     if place is not None and place.data_ptr() != given.data_ptr():
                         place.copy_(given)
-                captured.free_gradients()
-                captured.backward_graph.replay()
-                return tuple(None if one is None else one.detach() for one in captured.gradients)
+                replay(captured.backward_graph)
+                static = [None if one is None else one.detach() for one in captured.gradients]
+                return tuple(None if one is None else one.clone() if copies else one for one in static)
 
         def replayed(*arguments: Any) -> Any:
             given, spec = tree_flatten(arguments)
@@ -377,6 +387,6 @@ def make_graphed_callables(
 
     made = []
     for one in captured:
-        replayed = one.made()
+        replayed = one.made(captured, copies=pool is not None)
         made.append(_in_place_of(one.function, replayed) if isinstance(one.function, torch.nn.Module) else replayed)
     return tuple(made) if several else cast(Any, made[0])
