@@ -290,7 +290,7 @@ class Temporaries(nn.Linear):
 @pytest.mark.parametrize("layer", [nn.Linear, Temporaries])
 @pytest.mark.parametrize(("layers", "together"), [(1, True), (2, True), (2, False)])
 def test_gradients_of_callables_accumulate(layer: type[nn.Linear], layers: int, together: bool) -> None:
-    """Also if the second callable is replayed between the gradients of the first, in whose memory it has temporaries."""
+    """Also if another callable is replayed in between, which has temporaries in the memory of the gradients."""
     reference, model = training(lambda: nn.ModuleList(layer(4, 4) for _ in range(layers)))
     samples = tuple((torch.randn(5, 4, device=DEVICE),) for _ in model)
     if together:

@@ -20,6 +20,7 @@ from torch_backplane.kernels.templates.flex_attention import (
     flex_attention,
     flex_attention_gradient,
 )
+from torch_backplane.operators.linear_algebra import all_aligned
 from torch_backplane.planning.template import error_report, run_template
 
 _library = torch.library.Library("backplane", "FRAGMENT")
@@ -115,13 +116,14 @@ def _plan(
     if not query.numel() or not value.shape[3]:
         return results
     blocks = [one.expand(*query.shape[:2], *one.shape[2:]) for one in blocks]
+    scores = Statements.of(text).scores(scale, inputs, numbers, query.device)
     run_template(
         flex_attention,
         query.device,
         Results(out, logarithm, maximum if finds_maxima else None),
         Operands(query, _of_all_sequences(key, query), _of_all_sequences(value, query)),
         _block_mask(blocks, *block_size),
-        Statements.of(text).scores(scale, inputs, numbers, query.device),
+        scores._replace(aligned=all_aligned(query, key, value)),
         name="flex_attention",
     )
     return results
@@ -167,6 +169,7 @@ def _plan_backward(
     of_queries, of_keys = _block_mask(blocks[:half], queries, keys), _block_mask(blocks[half:], keys, queries)
     saved = Saved(query, _of_all_sequences(key, query), _of_all_sequences(value, query), logarithm, inner)
     scores = Statements.of(text).scores(scale, inputs, numbers, query.device)
+    scores = scores._replace(aligned=all_aligned(query, key, value, grad))
     for of, out in gradients.items():
         if out.numel():
             run_template(

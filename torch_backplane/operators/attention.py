@@ -26,7 +26,7 @@ from torch_backplane.kernels.templates.attention_bias import attention_bias_grad
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
 from torch_backplane.operators import library_attention
 from torch_backplane.operators.library_attention import Attended
-from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.operators.linear_algebra import all_aligned, host_refuses
 from torch_backplane.planning import (
     Call,
     Candidate,
@@ -128,7 +128,8 @@ def one_pass(
     dropout = None
     if kept is not None:
         dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
-    params = AttentionParams(_scores_like(bias, query, key), is_causal, scale, dropout)
+    aligned = all_aligned(query, key, value)
+    params = AttentionParams(_scores_like(bias, query, key), is_causal, scale, dropout, aligned)
     run_template(attention, query.device, out, logarithm, query, key, value, params, name="attention")
     return out, logarithm, None if dropout is None else dropout.state
 
@@ -170,7 +171,7 @@ def one_pass_backward(
         return *found, None
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
-    params = AttentionParams(like_scores, is_causal, scale, dropout)
+    params = AttentionParams(like_scores, is_causal, scale, dropout, all_aligned(query, key, value, grad))
     inner = torch.empty_like(logarithm)
     saved = Saved(query, key, value, logarithm, inner)
 

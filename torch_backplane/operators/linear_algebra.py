@@ -307,6 +307,12 @@ def _aligned(out: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> frozenset
     return frozenset(name for name, one in stored.items() if runtime.is_aligned(one, 16))
 
 
+def all_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes, if the device has matrix instructions for the first's dtype;
+    else False."""
+    return len(_aligned(tensors[0], {str(i): one for i, one in enumerate(tensors)})) == len(tensors)
+
+
 def takes_operations(a: torch.Tensor, b: torch.Tensor, device: torch.device) -> bool:
     """Whether `product_with_operations` accepts the operands."""
     sizes = (*a.shape, b.shape[-1])

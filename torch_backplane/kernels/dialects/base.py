@@ -139,7 +139,8 @@ class Dialect(ABC):
         - load_fragment_b, load_fragment_b_across: of the second factor, where elements of a column, or of a row, are
           together.
         - multiply_fragments(sums, a, b): adds the products.
-        - store_fragment(sums, to): stores the results in local memory, in rows of 16 float.
+        - scale_rows(sums, factors): multiplies each row by one of 16 float in local memory.
+        - store_fragment(sums, to, step): stores the results in local memory; rows begin `step` float apart.
         - copy_16_bytes(to, from, inside): begins to copy 16 bytes from device memory to local memory, or zeros if not
           `inside`. Both addresses are multiples of 16.
         - wait_for_copies(): waits for the copies that this work item has begun. Others see them after a barrier.

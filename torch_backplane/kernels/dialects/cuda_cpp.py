@@ -103,9 +103,13 @@ FUNCTION void multiply_fragments(Sums* sums, const Fragment* a, const Fragment* 
   mma_m16n8k16_$type(sums->part, a->part, b->part[0], b->part[1]);
   mma_m16n8k16_$type(sums->part + 4, a->part, b->part[2], b->part[3]);
 }
-FUNCTION void store_fragment(const Sums* sums, float* to) {
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  for (int x = 0; x < 8; ++x) to[(row + x / 2 % 2 * 8) * 16 + column + x / 4 * 8 + x % 2] = sums->part[x];
+FUNCTION int sum_row(const int x) { return threadIdx.x % 32 / 4 + x / 2 % 2 * 8; }
+FUNCTION void store_fragment(const Sums* sums, float* to, const int step) {
+  const int column = threadIdx.x % 4 * 2;
+  for (int x = 0; x < 8; ++x) to[sum_row(x) * step + column + x / 4 * 8 + x % 2] = sums->part[x];
+}
+FUNCTION void scale_rows(Sums* sums, const float* factors) {
+  for (int x = 0; x < 8; ++x) sums->part[x] *= factors[sum_row(x)];
 }
 FUNCTION void copy_16_bytes(ushort* to, const ushort* from, const bool inside) {
   cp_async_16(to, from, inside ? 16 : 0);

@@ -6,7 +6,7 @@ gradients recompute the weights from the scores and the saved logarithms of the 
 
 A work group has a tile of query rows; for the gradients of keys and values, a tile of keys. It iterates over the rows
 of the other side tile by tile, computes a tile of weights in local memory, and adds the weighted rows to its results,
-which are in registers.
+which are in registers. `attention_tiles.py` has the products, by work items or by matrix instructions.
 
 With dropout, every kernel draws the kept weights again, from the seed and the offset that the forward kernel saved. A
 Philox counter (`random.py`) covers four consecutive keys of a query, independently of the tiles.
@@ -28,15 +28,13 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
+from torch_backplane.kernels.templates.attention_tiles import PER_ITEM, STEPS, WEIGHTS, Tiles, side_of
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
-# A work group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
-PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
+_COLUMNS = 128  # of results of a work group, at most
 _ARGUMENT_BYTES = 512  # upper bound: 10 buffers, 4 strides for each of 7 tensors, 11 sizes and 2 numbers
-STEPS = ("batch", "head", "row", "column")
 TYPES = {"uint64": torch.uint64, "int64": torch.int64}
-_BITS = torch.uint32  # in which a work item stores the keep flags of 16 keys
 _OF_KEYS = ("key", "value")  # gradients whose tiles are tiles of keys; all other kernels have tiles of queries
 
 
@@ -62,12 +60,14 @@ class AttentionParams(NamedTuple):
         causal: a query attends only to keys up to its own position.
         scale: factor of query @ key.mT.
         dropout: dropout of weights, if any.
+        aligned: query, key, value and the result's gradient begin at multiples of 16 bytes.
     """
 
     bias: torch.Tensor | None
     causal: bool
     scale: float
     dropout: Dropout | None = None
+    aligned: bool = False
 
 
 class Saved(NamedTuple):
@@ -151,20 +151,6 @@ def attention_gradient(
     return _launch(of, dialect, {"out": out}, tensors, rows, params)
 
 
-def side_of(target: Target, itemsize: int, rows: int) -> int | None:
-    """Returns the side of a work group for `rows` rows; None if no tile fits into the target's limits."""
-
-    def fits(side: int) -> bool:
-        tile = side * PER_ITEM
-        numbers = 2 * _DEPTH * (tile + 1) + tile * (tile + 1) + 3 * tile + side * side
-        needed = numbers * itemsize + side * side * _BITS.itemsize
-        return side * side <= target.max_group_size and needed <= target.local_memory
-
-    possible = list(filter(fits, _SIDES))
-    # A side of 8 at most if its tile has room for all rows: the largest tile would be half empty.
-    return next((side for side in possible if side <= 8 or rows > 8 * PER_ITEM), None)
-
-
 def _launch(
     of: str,
     dialect: Dialect,
@@ -180,12 +166,12 @@ def _launch(
         of: "result", or as in `attention_gradient`.
         outputs: `out`; for the result also `logarithm`.
         tensors: `own`: the rows of which work groups have tiles; `other`: the rows over which they iterate; `added`:
-            the rows that are weighted and added up (ones if missing). `own_too` and `other_too`: the operands whose
-            product has the gradients of the weights.
+            the rows that are weighted and added up; the gradient "inner" has none. `own_too` and `other_too`: the
+            operands whose product has the gradients of the weights.
         rows_read: inputs with one number per query.
         part_keys: keys per part, if a result is split; then outputs have an additional first dimension for the parts.
     """
-    out, (bias, _, scale, dropout) = outputs["out"], params
+    out, (bias, _, scale, dropout, aligned) = outputs["out"], params
     parts = out.shape[0] if part_keys is not None else 1
     out = out if part_keys is None else out[0]
     others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
@@ -195,7 +181,8 @@ def _launch(
     side = side_of(dialect.target, value.itemsize, rows)
     if side is None:
         raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
-    tile, blocks, row_tiles, column_parts = tiles_of(side, rows, columns)
+    _, blocks, row_tiles, column_parts = tiles_of(side, rows, columns)
+    tiles = Tiles.of(dialect, side, tensors, aligned)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -224,11 +211,11 @@ def _launch(
         inputs=inputs_of(tensors, bias, rows_read, dropout),
         integers={**integers, **strides_of(strided)},
         numbers=numbers,
-        types=TYPES,
-        functions=functions,
-        constants={**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
+        types={**TYPES, **tiles.types},
+        functions=tiles.functions + functions,
+        constants={**constants_of(dialect, value, tiles), "BLOCKS": blocks},
         value=value,
-        body=_body(of, bias is not None, params.causal, dropout is not None, part_keys is not None),
+        body=_body(of, tiles, params, part_keys is not None),
         groups=parts * batch * heads * row_tiles * column_parts,
         group_size=side * side,
         strided=set(strided),
@@ -321,17 +308,15 @@ def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return integers
 
 
-def constants_of(dialect: Dialect, value: torch.dtype, side: int) -> dict[str, int | str]:
+def constants_of(dialect: Dialect, value: torch.dtype, tiles: Tiles) -> dict[str, int | str]:
     """Returns the constants of all kernels for SIMT targets.
 
-    KEPT tells for a query and a key of the tile whether dropout keeps their weight.
+    KEPT tells for a query and a key of the tile whether dropout keeps their weight. SHARERS is the number of work items
+    for each row of a tile.
     """
     return {
-        "TILE": side * PER_ITEM,
-        "SIDE": side,
-        "ITEMS": side * side,
-        "PER_ITEM": PER_ITEM,
-        "DEPTH": _DEPTH,
+        **tiles.constants,
+        "SHARERS": tiles.side // PER_ITEM,
         "NOTHING": _nothing(dialect, value),
         "KEPT(query, key)": "(kept_bits[(query) * (SIDE / 4) + (key) / 16] >> (key) % 16 & 1u)",
     }
@@ -382,9 +367,9 @@ def words_of(of_keys: bool, biased: bool, causal: bool, drops: bool) -> Words:
     )
 
 
-def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> str:
-    of_keys = of in _OF_KEYS
-    if causal:
+def _body(of: str, tiles: Tiles, params: AttentionParams, divided: bool) -> str:
+    of_keys, drops, biased = of in _OF_KEYS, params.dropout is not None, params.bias is not None
+    if params.causal:
         # Queries before the tile's first key attend to none of its keys. No query of a tile attends to keys after the
         # tile's last query.
         bounds = ("first_own", "others") if of_keys else ("0", "min(others, first_own + TILE)")
@@ -394,43 +379,43 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
     if divided:
         bounds = "part * part_keys", f"min({bounds[1]}, part * part_keys + part_keys)"
         places = ["parts", *places[0]], ["part", *places[1]]
-    words = words_of(of_keys, biased, causal, drops)
+    words = words_of(of_keys, biased, params.causal, drops)
     weights = {"result": "score", "value": words.power + words.times}
     weights["inner"] = f"{words.power} * (slopes[x][y]{words.times} - shift[x])"
-    total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
-    finish = _AVERAGE if of == "inner" else STORE.replace("TOTAL", total)
-    added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
-    from_added = "batch * added_batch + head_of_others * added_head"
+    finish = tiles.store("scale * SUM" if of in ("query", "key") else "SUM")
     return substitute(
         BODY,
         {
-            "before": {"result": BEFORE, "inner": _POWERS}.get(of, ""),
-            "shift": _SHIFT if of == "inner" else "",
+            "tiles_declared": WEIGHTS + tiles.declared,
+            "before": BEFORE if of == "result" else "",
+            "sums": _MEANS if of == "inner" else tiles.sums,
+            "prepare": "",
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
             **heads_of(of_keys),
             "first_own": "row_tile * TILE",
             "own_end": "rows",
-            "other_end": "others",
             "tiles": f"for (index_t first = {bounds[0]}; first < {bounds[1]}; first += TILE)",
             "weighted": _WEIGHTED,
             "unit": "",
             "maximum": "",
-            "scores": product("own", "other", "scores", "depth"),
-            "slopes": "" if of in ("result", "value") else product("own_too", "other_too", "slopes", "depth_too"),
+            "scores": tiles.product("own", "other", "scores", "depth"),
+            "slopes": "" if of in ("result", "value") else tiles.product("own_too", "other_too", "slopes", "depth_too"),
+            "first_slopes": _FIRST_SLOPES if of == "inner" else "",
             "seen": words.seen,
             "score": words.score,
             "weight": weights.get(of, words.slope),
-            "also": f"powers[x] += {words.power};" if of == "inner" else "",
+            "also": f"powers[x] += {words.power}; means[x] += weight;" if of == "inner" else "",
             "unseen": "NOTHING" if of == "result" else "0",
-            "weigh": WEIGH if of == "result" else "",
+            "keep": "" if of == "inner" else KEEP_SCORE if of == "result" else KEEP_WEIGHT,
+            "weigh": WEIGH + tiles.scale if of == "result" else "",
             "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
             **drawing(drops, of_keys, writes=of == "result"),
             "raised": " * raised" if drops else "",
-            "from_added": "0" if of == "inner" else from_added,
-            "added": "(value_t)1" if of == "inner" else added,
-            "finish": NORMALIZE if of == "result" else finish,
+            "from_added": "0" if of == "inner" else "batch * added_batch + head_of_others * added_head",
+            "add": "" if of == "inner" else tiles.add("others"),
+            "finish": normalize(tiles) if of == "result" else _AVERAGE if of == "inner" else finish,
         },
     )
 
@@ -453,16 +438,6 @@ def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[st
         "first_query": "first" if of_keys else "first_own",
         "first_key": "first_own" if of_keys else "first",
     }
-
-
-def product(a: str, b: str, result: str, depth: str, ends: tuple[str, str] = ("rows", "others")) -> str:
-    """Returns statements that declare `result`, the products of the work item's rows in the tiles of `a` and `b`.
-
-    `ends` are the ends of the tile's rows of `a` and `b`.
-    """
-    steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in STEPS}
-    parts = {"a": a, "b": b, "result": result, "depth": depth, "own_end": ends[0], "other_end": ends[1]}
-    return substitute(_PRODUCT, {**parts, **steps})
 
 
 # The results of parts are weighted by their softmax denominators.
@@ -491,34 +466,6 @@ _MERGE_MAXIMA = """
     store_maximum(at, most$unit);
 """
 
-# Tiles are filled along the contiguous dimension, so that consecutive work items read consecutive elements. Elements
-# beyond the last row or column are zero.
-_PRODUCT = """
-      value_t $result[PER_ITEM][PER_ITEM];
-      for (int x = 0; x < PER_ITEM; ++x)
-        for (int y = 0; y < PER_ITEM; ++y) $result[x][y] = 0;
-      const index_t from_$a = batch * $a_batch + head * $a_head, from_$b = batch * $b_batch + head_of_others * $b_head;
-      for (index_t step = 0; step < $depth; step += DEPTH) {
-        BARRIER;
-        for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
-          const int a_k = $a_column == 1 ? e % DEPTH : e / TILE, a_i = $a_column == 1 ? e / DEPTH : e % TILE;
-          a_tile[a_k][a_i] = first_own + a_i < $own_end && step + a_k < $depth
-            ? (value_t)load_$a(from_$a + (first_own + a_i) * $a_row + (step + a_k) * $a_column) : (value_t)0;
-          const int b_k = $b_column == 1 ? e % DEPTH : e / TILE, b_i = $b_column == 1 ? e / DEPTH : e % TILE;
-          b_tile[b_k][b_i] = first + b_i < $other_end && step + b_k < $depth
-            ? (value_t)load_$b(from_$b + (first + b_i) * $b_row + (step + b_k) * $b_column) : (value_t)0;
-        }
-        BARRIER;
-        for (int k = 0; k < DEPTH; ++k) {
-          value_t a_part[PER_ITEM], b_part[PER_ITEM];
-          for (int x = 0; x < PER_ITEM; ++x) a_part[x] = a_tile[k][item_row + x * SIDE];
-          for (int y = 0; y < PER_ITEM; ++y) b_part[y] = b_tile[k][item_column + y * SIDE];
-          for (int x = 0; x < PER_ITEM; ++x)
-            for (int y = 0; y < PER_ITEM; ++y) $result[x][y] = fma(a_part[x], b_part[y], $result[x][y]);
-        }
-      }
-"""
-
 _WEIGHTED = """
           if (own_at < rows && other_at < others$seen) {
             const value_t score = $score;
@@ -528,21 +475,15 @@ _WEIGHTED = """
 """
 
 BODY = """
-  LOCAL value_t a_tile[DEPTH][TILE + 1];
-  LOCAL value_t b_tile[DEPTH][TILE + 1];
-  LOCAL value_t weights[TILE][TILE + 1];
+  $tiles_declared
   $before
   const index_t place = GROUP;
   $place
-  const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
   const index_t first_own = $first_own, first_column = column_part * (BLOCKS * TILE);
   const index_t query_heads = $query_heads, queries = $queries;
   $drop
-  $shift
-  value_t sum[BLOCKS][PER_ITEM][PER_ITEM];
-  for (int block = 0; block < BLOCKS; ++block)
-    for (int x = 0; x < PER_ITEM; ++x)
-      for (int y = 0; y < PER_ITEM; ++y) sum[block][x][y] = 0;
+  $prepare
+  $sums
   for (index_t shared = 0; shared < $sharers; ++shared) {
     const index_t query_head = $query_head, head_of_others = $head_of_others;
     const index_t from_added = $from_added;
@@ -550,36 +491,24 @@ BODY = """
       $draw
       $scores
       $slopes
+      $first_slopes
       for (int x = 0; x < PER_ITEM; ++x)
         for (int y = 0; y < PER_ITEM; ++y) {
           const index_t own_at = first_own + item_row + x * SIDE, other_at = first + item_column + y * SIDE;
           value_t weight = $unseen;
           $weighted
-          weights[item_row + x * SIDE][item_column + y * SIDE] = weight;
+          $keep
         }
       BARRIER;
       $weigh
-      // Compilers do not unroll a loop with barriers by themselves, and then sum is in memory.
-      #pragma unroll
-      for (int block = 0; block < BLOCKS; ++block)
-        for (int part = 0; part < TILE; part += DEPTH) {
-          BARRIER;
-          for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
-            const index_t other_at = first + part + e / TILE, column = first_column + block * TILE + e % TILE;
-            b_tile[e / TILE][e % TILE] = other_at < $other_end && column < columns ? $added : (value_t)0;
-          }
-          BARRIER;
-          for (int k = 0; k < DEPTH; ++k)
-            for (int x = 0; x < PER_ITEM; ++x) {
-              const value_t weight = weights[item_row + x * SIDE][part + k];
-              for (int y = 0; y < PER_ITEM; ++y)
-                sum[block][x][y] = fma(weight, b_tile[k][item_column + y * SIDE], sum[block][x][y]);
-            }
-        }
+      $add
     }
   }
   $finish
 """
+
+KEEP_SCORE = "weights[item_row + x * SIDE][item_column + y * SIDE] = weight;"
+KEEP_WEIGHT = "KEEP(item_row + x * SIDE, item_column + y * SIDE, weight);"
 
 # The keep flags of a tile. A work item draws those of 16 keys of one query. The barriers of the products separate the
 # draw from its uses; the barriers of the additions separate the uses from the next draw.
@@ -631,7 +560,7 @@ WEIGH = """
       value_t part_total = 0;
       for (int j = sharer; j < TILE; j += SHARERS) {
         const value_t power = weights[row][j] == NOTHING ? (value_t)0 : exp(weights[row][j] - found);
-        weights[row][j] = $kept_power;
+        KEEP(row, j, $kept_power);
         part_total += power;
       }
       found_by[ITEM] = part_total;
@@ -644,54 +573,58 @@ WEIGH = """
         greatest[row] = found;
       }
       BARRIER;
-      for (int block = 0; block < BLOCKS; ++block)
-        for (int x = 0; x < PER_ITEM; ++x)
-          for (int y = 0; y < PER_ITEM; ++y) sum[block][x][y] *= correction[item_row + x * SIDE];
-"""
-
-STORE = """
-  for (int block = 0; block < BLOCKS; ++block)
-    for (int x = 0; x < PER_ITEM; ++x)
-      for (int y = 0; y < PER_ITEM; ++y) {
-        const int tile_row = item_row + x * SIDE;
-        const index_t own_at = first_own + tile_row, column = first_column + block * TILE + item_column + y * SIDE;
-        if (own_at < $own_end && column < columns)
-          store_out($out_part + batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
-      }
 """
 
 # The saved logarithm is rounded, so the weights (`powers`) of a row do not add up to exactly one. All have the same
 # relative error, which cancels in a weighted mean. Gradients subtract such a mean of the slopes (`inner`) from the
 # slopes. The two almost cancel if a row has one large weight, or if values are similar. For precision, the mean is
 # therefore computed of the differences from the first slope (`shift`).
-_POWERS = """
-  value_t powers[PER_ITEM], shift[PER_ITEM];
-  for (int x = 0; x < PER_ITEM; ++x) { powers[x] = 0; shift[x] = 0; }
+_MEANS = """
+  value_t powers[PER_ITEM], means[PER_ITEM], shift[PER_ITEM];
+  for (int x = 0; x < PER_ITEM; ++x) { powers[x] = 0; means[x] = 0; shift[x] = 0; }
 """
-_SHIFT = """
-  const index_t first_value = batch * other_too_batch + head / sharing * other_too_head;
+
+_FIRST_SLOPES = """
+      if (first == 0) {
+        BARRIER;
+        if (item_column == 0)
+          for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][0] = slopes[x][0];
+        BARRIER;
+        for (int x = 0; x < PER_ITEM; ++x) shift[x] = weights[item_row + x * SIDE][0];
+      }
+"""
+
+_ADD_UP = """
+  BARRIER;
+  for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][item_column] = NUMBERS[x];
+  BARRIER;
   for (int x = 0; x < PER_ITEM; ++x) {
-    const index_t row = min(first_own + item_row + x * SIDE, rows - 1);
-    const index_t at = batch * own_too_batch + head * own_too_head + row * own_too_row;
-    for (index_t k = 0; k < depth_too; ++k)
-      shift[x] = fma((value_t)load_own_too(at + k * own_too_column),
-        (value_t)load_other_too(first_value + k * other_too_column), shift[x]);
+    NUMBERS[x] = 0;
+    for (int i = 0; i < SIDE; ++i) NUMBERS[x] += weights[item_row + x * SIDE][i];
   }
 """
 
-_AVERAGE = """
-  BARRIER;
-  for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][item_column] = powers[x];
-  BARRIER;
-  for (int x = 0; x < PER_ITEM; ++x) {
-    powers[x] = 0;
-    for (int i = 0; i < SIDE; ++i) powers[x] += weights[item_row + x * SIDE][i];
-  }
-""" + STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : shift[x] + sum[block][x][y] / powers[x]")
-
-NORMALIZE = (
-    STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
+_AVERAGE = (
+    _ADD_UP.replace("NUMBERS", "powers")
+    + _ADD_UP.replace("NUMBERS", "means")
     + """
+  if (item_column == 0)
+    for (int x = 0; x < PER_ITEM; ++x) {
+      const index_t row = first_own + item_row + x * SIDE;
+      if (row < rows)
+        store_out(batch * out_batch + head * out_head + row * out_row,
+                  powers[x] == 0 ? (value_t)0 : shift[x] + means[x] / powers[x]);
+    }
+"""
+)
+
+
+def normalize(tiles: Tiles) -> str:
+    """Returns statements that store results and logarithms."""
+    return tiles.store("total[tile_row] == 0 ? (value_t)0 : SUM / total[tile_row]$raised") + _STORE_LOGARITHMS
+
+
+_STORE_LOGARITHMS = """
   if (column_part == 0)
     for (int row = ITEM; row < TILE; row += ITEMS)
       if (first_own + row < $own_end) {
@@ -700,4 +633,3 @@ NORMALIZE = (
         $maximum
       }
 """
-)

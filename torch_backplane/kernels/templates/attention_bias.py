@@ -18,18 +18,16 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.target import LimitExceeded
 from torch_backplane.kernels.templates.attention import (
-    PER_ITEM,
     TYPES,
     AttentionParams,
     Saved,
     constants_of,
     drawing,
     inputs_of,
-    product,
-    side_of,
     strides_of,
     words_of,
 )
+from torch_backplane.kernels.templates.attention_tiles import PER_ITEM, Tiles, side_of
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
@@ -79,7 +77,7 @@ def attention_bias_gradient(
             1 for the sum over the dimension.
         grad, saved, params: as in `attention_gradient`; `params.bias` is not None.
     """
-    (query, key, value, logarithm, inner), (bias, causal, scale, dropout) = saved, params
+    (query, key, value, logarithm, inner), (bias, _, scale, dropout, aligned) = saved, params
     assert bias is not None
     assert inner is not None
     compute = value_dtype(query.dtype)
@@ -88,6 +86,7 @@ def attention_bias_gradient(
     steps = math.prod(each)
     tensors = {"own": query, "other": key, "own_too": grad, "other_too": value}
     strided = {**tensors, "bias": bias}
+    products = Tiles.of(dialect, side, tensors, aligned)
     integers = {
         "heads": query.shape[1],
         "sharing": query.shape[1] // key.shape[1],
@@ -109,19 +108,20 @@ def attention_bias_gradient(
         inputs=inputs_of(tensors, bias, {"logarithm": logarithm, "inner": inner}, dropout),
         integers={**integers, **strides_of(strided)},
         numbers={"scale": (compute, scale), **({} if dropout is None else {"kept": (compute, dropout.kept)})},
-        types=TYPES,
-        functions="" if dropout is None else scalar_words(dialect, compute),
-        constants=constants_of(dialect, compute, side),
+        types={**TYPES, **products.types},
+        functions=products.functions + ("" if dropout is None else scalar_words(dialect, compute)),
+        constants=constants_of(dialect, compute, products),
         value=compute,
-        body=_body(keeps_rows, keeps_columns, causal, dropout is not None),
+        body=_body(products, params, keeps_rows, keeps_columns),
         groups=parts * math.prod(tiles),
         group_size=side * side,
         strided=set(strided),
     ).launch()
 
 
-def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> str:
-    words = words_of(False, True, causal, drops)
+def _body(products: Tiles, params: AttentionParams, keeps_rows: bool, keeps_columns: bool) -> str:
+    drops = params.dropout is not None
+    words = words_of(False, True, params.causal, drops)
     finish = {(True, True): _STORE, (True, False): _OF_ROWS, (False, True): _OF_COLUMNS, (False, False): _OF_ALL}
     return substitute(
         _BODY,
@@ -139,8 +139,9 @@ def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> s
             # No other barrier separates the last uses of the keep flags from the next draw.
             "wait": "BARRIER;" if drops else "",
             **drawing(drops),
-            "scores": product("own", "other", "scores", "depth"),
-            "slopes": product("own_too", "other_too", "slopes", "depth_too"),
+            "declared": products.exchange + products.declared,
+            "scores": products.product("own", "other", "scores", "depth"),
+            "slopes": products.product("own_too", "other_too", "slopes", "depth_too"),
             "seen": words.seen,
             "score": words.score,
             "slope": words.slope,
@@ -151,12 +152,10 @@ def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> s
 
 
 _BODY = """
-  LOCAL value_t a_tile[DEPTH][TILE + 1];
-  LOCAL value_t b_tile[DEPTH][TILE + 1];
+  $declared
   $met
   const index_t place = GROUP;
   $place
-  const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
   const index_t query_heads = heads, queries = rows;
   const index_t to_row = to_row_tile * TILE, to_column = to_column_tile * TILE;
   $drop

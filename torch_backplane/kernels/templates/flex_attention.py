@@ -23,8 +23,8 @@ from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.attention import (
     BEFORE,
     BODY,
-    NORMALIZE,
-    STORE,
+    KEEP_SCORE,
+    KEEP_WEIGHT,
     TYPES,
     WEIGH,
     Saved,
@@ -32,11 +32,11 @@ from torch_backplane.kernels.templates.attention import (
     divided,
     heads_of,
     merged,
-    product,
-    side_of,
+    normalize,
     strides_of,
     tiles_of,
 )
+from torch_backplane.kernels.templates.attention_tiles import WEIGHTS, Tiles, side_of
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # Logarithms to base 2, as flex_attention's operator returns them.
@@ -84,6 +84,7 @@ class Scores(NamedTuple):
         report: where statements report an index out of range with `checked_index` and `or_first`. None if they do not.
         differentiate: for gradients: statements that use `score` before it is modified, and replace the gradient of the
             modified score in `slope` by that of `score`.
+        aligned: query, key, value and the result's gradient begin at multiples of 16 bytes.
     """
 
     scale: float
@@ -95,6 +96,7 @@ class Scores(NamedTuple):
     numbers: Mapping[str, tuple[torch.dtype, Any]]
     report: errors.Report | None
     differentiate: str = ""
+    aligned: bool = False
 
 
 class Operands(NamedTuple):
@@ -162,12 +164,14 @@ def flex_attention(
     text = {
         **_sides(of_keys=False),
         "before": BEFORE,
+        "slopes": "",
         "weight": "weight = score;",
         "unseen": "NOTHING",
-        "weigh": WEIGH,
+        "keep": KEEP_SCORE,
+        "weigh": WEIGH + "$scale",
         "kept_power": "power",
         "raised": "",
-        "finish": NORMALIZE,
+        "finish": "$normalize",
         "out_part": "part * batches * heads * rows * columns" if parts > 1 else "0",
         "part_rows": "part * batches * heads * rows" if parts > 1 else "0",
         "unit": unit,
@@ -213,13 +217,14 @@ def flex_attention_gradient(
     text = {
         **_sides(of_keys=of != "query"),
         "before": "",
-        "slopes": product("own_too", "other_too", "slopes", "depth_too", _ENDS) if slopes else "",
+        "slopes": "$product_too" if slopes else "",
         "weight": _POWER,
         "found": _SLOPE if slopes else "weight = power;",
         "differentiate": scores.differentiate,
         "unseen": "0",
+        "keep": KEEP_WEIGHT,
         "weigh": "",
-        "finish": STORE.replace("TOTAL", "scale * sum[block][x][y]" if slopes else "sum[block][x][y]"),
+        "finish": "$store_scaled" if slopes else "$store",
         "out_part": "0",
     }
     name = f"flex_attention_{of}_gradient"
@@ -281,14 +286,16 @@ def _launch(
         text: the parts of the body in which kernels differ.
     """
     out, own, other = outputs["out"], tensors["own"], tensors["other"]
+    operands = {name: one for name, one in tensors.items() if one.dim() == 4}
     parts = out.shape[0] if out.dim() == 5 else 1
     out = out[0] if out.dim() == 5 else out
     batch, heads, rows, columns = out.shape
     compute, work = value_dtype(out.dtype), _work(dialect, out, blocks)
+    tiles = Tiles.of(dialect, work.side, operands, scores.aligned)
     lists = {"counts": blocks.counts, "full_counts": blocks.full_counts}
     lists |= {"indices": blocks.indices, "full_indices": blocks.full_indices}
     listed = {name: one for name, one in lists.items() if one is not None}
-    strided = {"out": out, **{name: one for name, one in tensors.items() if one.dim() == 4}, **listed}
+    strided = {"out": out, **operands, **listed}
     reported: dict[str, torch.Tensor] = {}
     numbers = {"scale": (compute, scores.scale), **scores.numbers}
     if scores.report is not None:
@@ -319,16 +326,11 @@ def _launch(
             **strides_of(strided),
         },
         numbers=numbers,
-        types=TYPES | {f"type_{str(one).removeprefix('torch.')}": one for one in scores.dtypes},
-        functions=(_CHECKS if reported else "") + scores.functions,
-        constants={
-            **constants_of(dialect, compute, work.side),
-            "SHARERS": work.side * work.side // work.tile,
-            "BLOCKS": work.column_blocks,
-            "WRAPS": 0,
-        },
+        types=TYPES | tiles.types | {f"type_{str(one).removeprefix('torch.')}": one for one in scores.dtypes},
+        functions=tiles.functions + (_CHECKS if reported else "") + scores.functions,
+        constants={**constants_of(dialect, compute, tiles), "BLOCKS": work.column_blocks, "WRAPS": 0},
         value=compute,
-        body=_body(blocks, scores, text),
+        body=_body(blocks, scores, tiles, text),
         groups=parts * work.groups,
         group_size=work.side * work.side,
         strided={*strided, *scores.inputs},
@@ -344,13 +346,15 @@ def _sides(of_keys: bool) -> dict[str, str]:
     return {**heads_of(of_keys), "query": query, "key": key}
 
 
-def _body(blocks: BlockMask, scores: Scores, text: Mapping[str, str]) -> str:
+def _body(blocks: BlockMask, scores: Scores, tiles: Tiles, text: Mapping[str, str]) -> str:
     has_full = blocks.full_counts is not None
     at = "batch * {0}_batch + query_head * {0}_head + own_block * {0}_row"
     return substitute(
         BODY,
         {
-            "shift": _OWN_BLOCK,
+            "tiles_declared": WEIGHTS + tiles.declared,
+            "sums": tiles.sums,
+            "prepare": _OWN_BLOCK,
             "place": split(
                 "place",
                 ["parts", "batches", "heads", "row_tiles", "column_parts"],
@@ -358,7 +362,6 @@ def _body(blocks: BlockMask, scores: Scores, text: Mapping[str, str]) -> str:
             ),
             "first_own": "row_tile / block_tiles * block_rows + row_tile % block_tiles * TILE",
             "own_end": _ENDS[0],
-            "other_end": _ENDS[1],
             "tiles": _TILES,
             "counts": at.format("counts"),
             "full_counts": f"(index_t)load_full_counts({at.format('full_counts')})" if has_full else "0",
@@ -368,14 +371,19 @@ def _body(blocks: BlockMask, scores: Scores, text: Mapping[str, str]) -> str:
             " + (listed - partial) * full_indices_column) : "
             if has_full
             else "",
-            "scores": product("own", "other", "scores", "depth", _ENDS),
-            "slopes": "",
+            "scores": tiles.product("own", "other", "scores", "depth", _ENDS),
+            "first_slopes": "",
+            "scale": tiles.scale,
+            "add": tiles.add(_ENDS[1]),
+            "store": tiles.store("SUM"),
+            "store_scaled": tiles.store("scale * SUM"),
+            "normalize": normalize(tiles),
             "weighted": _WEIGHTED,
             "mask": scores.mask,
             "modify": scores.modify,
             "drop": "",
             "from_added": "batch * added_batch + head_of_others * added_head",
-            "added": "(value_t)load_added(from_added + other_at * added_row + column * added_column)",
+            "product_too": text["slopes"] and tiles.product("own_too", "other_too", "slopes", "depth_too", _ENDS),
             **text,
         },
     )

@@ -111,7 +111,7 @@ _TILED = """
   }
   for (int x = 0; x < $rows; ++x)
     for (int y = 0; y < $columns; ++y) {
-      store_fragment(&sum[x][y], results[subgroup]);
+      store_fragment(&sum[x][y], results[subgroup], $fragment);
       BARRIER;
       #pragma unroll 1
       for (int e = ITEM % $subgroup; e < $fragment * $fragment; e += $subgroup) {
