@@ -14,7 +14,7 @@ from agreement import DEVICE, peak_memory
 from targets import launch, target
 from torch.nn import functional as F
 
-from torch_backplane import plans
+from torch_backplane import planning, plans
 from torch_backplane.compile.flex_operator import Statements
 from torch_backplane.planning import host_sees_memory
 
@@ -77,9 +77,17 @@ def chosen(*tensors: torch.Tensor, **options: Any) -> int:
     return torch.ops.aten._fused_sdp_choice(*tensors, **options)
 
 
+def matrix_figures() -> dict[str, Any]:
+    """Returns the figures with which kernels use the device's matrix instructions, if it has any."""
+    own = planning.dialect_of(torch.device(DEVICE)).target
+    names = ("matrix_dtypes", "subgroup_size", "subgroup_shuffles")
+    return {name: getattr(own, name) for name in names} if own.matrix_dtypes else {}
+
+
 @contextmanager
 def kernels(**figures: int) -> Iterator[None]:
     """Computes attention with kernels for a GPU with these figures, also if its driver has a library."""
+    figures = figures if "max_group_size" in figures else matrix_figures() | figures
     prefer = torch.backends.bp.preferred_attention_library  # type: ignore[attr-defined]
     before = prefer()
     prefer("generated")
