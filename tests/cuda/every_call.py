@@ -108,7 +108,7 @@ def library_calls() -> None:
 
 
 def kernels() -> None:
-    """Kernels from text, with launch attributes."""
+    """Kernels from text and from binaries, with launch attributes."""
     COUNTS["kernels"] += 1
     text = f"// {COUNTS['kernels']}\n{KERNEL}"
     kernel = _C.CompiledKernel(0, text, "scaled", "test", ["output"])
@@ -118,6 +118,10 @@ def kernels() -> None:
     device = drivers.device(0)
     loaded = device.compile(text, "scaled")
     assert device.kernel_resources(loaded).registers > 0
+    binary = device._compiler.get(text, lambda program: program)
+    from_binary = _C.CompiledKernel(0, binary, "scaled", "test", ["output"])
+    _C.launch(from_binary, [x], [64], [64], dynamic_shared_memory=60 << 10)  # more than kernels have by default
+    assert torch.equal(x.cpu(), 4 * torch.arange(64.0))
 
 
 def segments() -> None:
