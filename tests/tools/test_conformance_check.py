@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from conformance_faulty_ops import FAULTS, info, rubbish_out
+from conformance_faulty_ops import FAULTS, info, rubbish_out, two_samples
+from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_backplane.conformance import EntryResult, Report, Settings
@@ -46,6 +49,27 @@ def test_device_may_share_a_wrong_out_result_of_the_cpu() -> None:
     result = check(info("same_rubbish_out", rubbish_out, supports_out=True), BP)
     assert result.status == "passed"
     assert not result.findings
+
+
+@pytest.mark.parametrize("factor", [-1, 2])
+def test_results_that_are_unique_only_up_to_a_sign(factor: int) -> None:
+    """Its samples say what is unique, of a tuple only. What is written to `out` need not be equal either."""
+
+    def direction(x: torch.Tensor, out: tuple[torch.Tensor, ...] | None = None) -> tuple[torch.Tensor, ...]:
+        found = (x.sum(), x * (1 if x.device.type == "cpu" else factor))
+        if out is None:
+            return found
+        return tuple(place.resize_(one.shape).copy_(one) for place, one in zip(out, found, strict=True))
+
+    def samples(*given: Any, **named: Any) -> Iterator[SampleInput]:
+        for sample in two_samples(*given, **named):
+            sample.output_process_fn_grad = lambda made: (made[0], abs(made[1])) if isinstance(made, tuple) else made
+            yield sample
+
+    result = check_entry(
+        info("direction", direction, sample_inputs_func=samples, supports_out=True), torch.float32, Settings(), BP
+    )
+    assert {one.kind for one in result.findings} == ({"values"} if factor == 2 else set()), result.findings
 
 
 @pytest.mark.parametrize("times", [1.0, 1 + 1.2e-6])
