@@ -92,6 +92,15 @@ def test_chain_is_accepted_only_if_each_step_is_accurate(times: float) -> None:
     assert steps_message == ("" if times != 1 else "each of the 2 steps with rounding is as exact as the CPU's")
 
 
+def test_chain_is_not_accepted_if_a_step_fails_under_the_check() -> None:
+    def call(device: torch.device, mode: TorchDispatchMode) -> torch.Tensor:
+        if device == BP:
+            raise ValueError("only under a mode")
+        return torch.ones(3) / 3
+
+    assert carried(call, BP, lambda: torch.ones(3) / 3) == ""
+
+
 def test_gradients_are_compared_only_on_request() -> None:
     op, _ = FAULTS["wrong_gradient"]
     without = check_entry(op, torch.float32, Settings(grad=False), BP)

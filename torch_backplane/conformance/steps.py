@@ -41,7 +41,11 @@ def carried(call: Call, device: torch.device, exact: Callable[[], Any]) -> str:
         exact: returns the same tree, computed on the CPU in float64.
     """
     asked, found = _Operators(), _StepCheck()
-    on_cpu, on_device = call(_CPU, asked), call(device, found)
+    try:
+        on_cpu, on_device = call(_CPU, asked), call(device, found)
+    except Exception:
+        # Compositions of operators do not see lazily conjugated tensors under a mode, and kernels refuse these.
+        return ""
     if found.wrong or found.made != asked.made or found.rounding < 2 or not _is_near(on_device, on_cpu, exact()):
         return ""
     return f"each of the {found.rounding} steps with rounding is as exact as the CPU's"
