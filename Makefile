@@ -106,7 +106,7 @@ test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
-test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (hours)
+test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (half an hour)
 	$(pytest) tests/cuda $(ARGS)
 	$(pytest) --on cuda $(quick) $(ARGS)
 	folder=$$($(python) tests/cuda_emulator/emulator.py) && \
