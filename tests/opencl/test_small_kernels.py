@@ -1,16 +1,20 @@
-"""One small call of each kind of kernel, for `make test-oclgrind`.
+"""One small call of each kind of kernel, for `make test-oclgrind` and `make gpu`.
 
-Oclgrind simulates kernels, and reports data races and out-of-bounds accesses. It is slow, so the tensors are small.
+Oclgrind simulates kernels, and reports data races and out-of-bounds accesses; so does compute-sanitizer on a GPU. Both
+are slow, so the tensors are small. Kernels are used also where a library of the driver would compute the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees
+
+from torch_backplane import preferences
 
 F = torch.nn.functional
 
@@ -87,13 +91,28 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         gradient(lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, m)),
         lambda: (torch.randn(20, 20), *(torch.randn(1, 2, 20, 8) for _ in range(3))),
     ),
+    # By matrix instructions where the device has them.
+    "product, float16": (torch.mm, lambda: (torch.randn(40, 24).half(), torch.randn(24, 33).half())),
+    "convolution, float16": (F.conv2d, lambda: (torch.randn(1, 4, 6, 6).half(), torch.randn(8, 4, 3, 3).half())),
+    "attention, float16": (
+        F.scaled_dot_product_attention,
+        lambda: tuple(torch.randn(1, 2, 40, 16).half() for _ in range(3)),
+    ),
+    "attention, float16, backward": (
+        gradient(lambda x: F.scaled_dot_product_attention(*x.unbind(), is_causal=True) / 300),
+        lambda: (torch.randn(3, 1, 2, 40, 16).half(),),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel(kernel: str) -> None:
     function, arguments = KERNELS[kernel]
-    agrees(function, *arguments(), rtol=1e-4, atol=1e-5)
+    tolerances = {"rtol": 1e-2, "atol": 1e-2} if "float16" in kernel else {"rtol": 1e-4, "atol": 1e-5}
+    with ExitStack() as stack:
+        for family in ("products", "convolutions", "attention"):
+            stack.enter_context(preferences.preferring(family, "generated"))
+        agrees(function, *arguments(), **tolerances)
 
 
 def test_random_numbers() -> None:
