@@ -85,7 +85,9 @@ def main() -> int:
     if unknown := {one.partition("/")[0] for one in options.only} - set(MODULES):
         parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}")
     # Some libraries look for devices when they are imported. Fallbacks are counted, so they need no warning.
+    # TF32, the default of convolutions, has three digits.
     os.environ |= {"TORCH_BACKPLANE_DRIVERS": options.driver, "TORCH_BACKPLANE_FALLBACK": "silent"}
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
     rows = []
     for library in MODULES:
         if options.only and not any(one.partition("/")[0] == library for one in options.only):
