@@ -223,7 +223,7 @@ def test_where_matrix_instructions_are_not_used() -> None:
     assert uses(dialect(), torch.bfloat16)
     assert not uses(dialect(), torch.float32)
     assert not uses(dialect(), rows=32)  # a smaller tile has room
-    assert not uses(dialect(local_memory=39 << 10))
+    assert not uses(dialect(local_memory=40 << 10))
     assert not uses(dialect(subgroup_size=64))
     assert not uses(dialect(matrix_dtypes=frozenset({torch.bfloat16})))
     assert not uses(OpenCLC(Target.of_kind("gpu")))

@@ -21,11 +21,11 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import substitute
 
 PER_ITEM, _DEPTH, _SIDES = 4, 16, (16, 8, 4)
-BITS = torch.uint32  # in which a work item stores the keep flags of 16 keys
+_BITS = torch.uint32  # in which a work item stores the keep flags of 16 keys
 STEPS = ("batch", "head", "row", "column")
-# With matrix instructions: the side; elements behind each row of a tile, so that rows begin in different banks;
-# elements that one instruction copies; an upper bound for the local memory of all kernels.
-_MATRIX_SIDE, _PAD, _LINE, _MATRIX_BYTES = 16, 8, 8, 40 << 10
+# With matrix instructions: the side; elements behind each row of a tile and numbers behind each row of scores, so that
+# rows begin in different banks; elements that one instruction copies; an upper bound for the local memory of kernels.
+_MATRIX_SIDE, _PAD, _SCORES_PAD, _LINE, _MATRIX_BYTES = 16, 8, 4, 8, 41 << 10
 
 
 def side_of(target: Target, itemsize: int, rows: int) -> int | None:
@@ -34,7 +34,7 @@ def side_of(target: Target, itemsize: int, rows: int) -> int | None:
     def fits(side: int) -> bool:
         tile = side * PER_ITEM
         numbers = 2 * _DEPTH * (tile + 1) + tile * (tile + 1) + 3 * tile + side * side
-        needed = numbers * itemsize + side * side * BITS.itemsize
+        needed = numbers * itemsize + side * side * _BITS.itemsize
         return side * side <= target.max_group_size and needed <= target.local_memory
 
     possible = list(filter(fits, _SIDES))
@@ -95,9 +95,9 @@ class Tiles(NamedTuple):
         """Constants of the kernel text. KEEP(i, j, x) keeps x as the weight in row i and column j of the tile."""
         shape = {"TILE": self.side * PER_ITEM, "SIDE": self.side, "ITEMS": self.side * self.side, "PER_ITEM": PER_ITEM}
         if self.element is None:
-            return {**shape, "DEPTH": _DEPTH, "KEEP(i, j, x)": "weights[i][j] = (x)"}
+            return {**shape, "DEPTH": _DEPTH, "ACROSS": shape["TILE"] + 1, "KEEP(i, j, x)": "weights[i][j] = (x)"}
         keep = f"own_tile[i][j] = {self.element_text}"
-        return {**shape, "LINE": shape["TILE"] + _PAD, "KEEP(i, j, x)": keep}
+        return {**shape, "LINE": shape["TILE"] + _PAD, "ACROSS": shape["TILE"] + _SCORES_PAD, "KEEP(i, j, x)": keep}
 
     @property
     def declared(self) -> str:
@@ -179,7 +179,7 @@ class Tiles(NamedTuple):
 
 # The tile of weights, or of scores. Kernels can write to it between a product and the next one.
 WEIGHTS = """
-  LOCAL value_t weights[TILE][TILE + 1];
+  LOCAL value_t weights[TILE][ACROSS];
 """
 
 _PLACE = """
@@ -313,7 +313,7 @@ _MATRIX_PRODUCT = """
         }
         BARRIER;
         for (int y = 0; y < 2; ++y)
-          store_fragment(&found[y], &weights[matrix_row][matrix_column + y * 16], TILE + 1);
+          store_fragment(&found[y], &weights[matrix_row][matrix_column + y * 16], ACROSS);
         BARRIER;
         for (int x = 0; x < PER_ITEM; ++x)
           for (int y = 0; y < PER_ITEM; ++y) $result[x][y] = weights[item_row + x * SIDE][item_column + y * SIDE];
@@ -349,6 +349,6 @@ _MATRIX_ADD = """
 
 _GATHER = """
     BARRIER;
-    for (int y = 0; y < 2; ++y) store_fragment(&sum[block][y], &weights[matrix_row][matrix_column + y * 16], TILE + 1);
+    for (int y = 0; y < 2; ++y) store_fragment(&sum[block][y], &weights[matrix_row][matrix_column + y * 16], ACROSS);
     BARRIER;
 """
