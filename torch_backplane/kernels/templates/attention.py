@@ -585,13 +585,12 @@ _MEANS = """
 """
 
 _FIRST_SLOPES = """
-      if (first == 0) {
-        BARRIER;
-        if (item_column == 0)
-          for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][0] = slopes[x][0];
-        BARRIER;
+      BARRIER;
+      if (item_column == 0)
+        for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][0] = slopes[x][0];
+      BARRIER;
+      if (first == 0)
         for (int x = 0; x < PER_ITEM; ++x) shift[x] = weights[item_row + x * SIDE][0];
-      }
 """
 
 _ADD_UP = """
