@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map_only
 # The CPU kernels of operators with these words in their names crash or read out of bounds if tensors do not match. No
 # other operators do: this was checked with each tensor of these calls placed directly before an inaccessible page.
 CRASHES = (
-    "_compute_linear_combination", "_fused_", "_log_softmax_backward_data", "_masked_softmax", "_pad",
-    "_weight_norm_interface", "batch_norm", "dist_backward", "grid_sampler",
+    "_cholesky_solve_helper", "_compute_linear_combination", "_fused_", "_log_softmax_backward_data", "_masked_softmax",
+    "_pad", "_weight_norm_interface", "batch_norm", "dist_backward", "grid_sampler",
 )  # fmt: skip
 
 # For these, our planners refuse tensors that do not match. The CPU kernels return what they read out of bounds.

@@ -156,7 +156,7 @@ def test_winograd_is_skipped_if_its_tiles_exceed_the_workspace() -> None:
     given = image.to(DEVICE), weight.to(DEVICE)
     of_weights, of_one = 16 * 8 * 4 * 4, 16 * (8 + 4) * 25 * 4
     expected = _by_patches(image, weight)
-    with choosing.forcing("convolutions", "generated/winograd"):
+    with choosing.forcing("convolutions", "generated/winograd"), preferences.preferring("products", "generated"):
         enough = of_weights + of_one
         for limit, parts in ((preferences.NO_LIMIT, 1), (enough + of_one, 2), (enough, 3), (enough - 1, 0)):
             preferences.set_workspace(limit)

@@ -14,7 +14,7 @@ from targets import target
 from test_host_work import needs_sight
 from torch import nn
 
-from torch_backplane import plans
+from torch_backplane import plans, preferences
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "LSTM": nn.LSTM,
@@ -309,7 +309,7 @@ def test_backward_can_use_another_implementation_than_forward(kind: str, first: 
 @kinds
 def test_gpu_steps_launch_a_product_and_a_kernel(kind: str) -> None:
     _, ours = pairs(kind, 5, 7)
-    with target("gpu"), torch.no_grad():
+    with target("gpu"), torch.no_grad(), preferences.preferring("products", "generated"):
         plan_text = plans.explain(ours, torch.randn(4, 3, 5, device=DEVICE))
     name = {"LSTM": "lstm", "GRU": "gru"}.get(kind, "rnn")
     assert plan_text.count(f"launch bp_{name}_step on") == 4

@@ -122,6 +122,8 @@ def test_out_that_is_an_operand() -> None:
             calls += 1
             with without_kernels():
                 found = outcome(call, with_operand(on_device(fresh(arguments)), operand, position))
+            if "BatchLinearAlgebra" in found[1]:
+                continue  # PyTorch read the status of a library, which did not run either
             if bool(found[0]) != (bool(expected[0]) or resized):
                 wrong.append(f"{name}, {operand} at {position}: {found}; on the CPU {expected}")
     assert not wrong, "\n".join(wrong)

@@ -18,6 +18,7 @@ _DLPACK = "the CUDA driver exports tensors as CUDA's; see test_cuda_device.py"
 # "file::test" → why the test is not for CUDA devices.
 TESTS = {
     "test_dlpack_numpy.py::test_from_dlpack_accepts_tensors": _DLPACK,
+    "test_candidates.py::test_driver_library_is_skipped_if_copies_exceed_the_workspace": "it tests CLBlast",
     "test_checked_values.py::test_reading_a_valid_result_synchronizes_once": "it counts what the OpenCL driver does",
     "test_dlpack_numpy.py::test_there_is_no_cuda_array_interface": _DLPACK,
     "test_inductor_backend.py::test_devices_that_do_not_run_triton_are_refused": "CUDA devices run Triton kernels",
