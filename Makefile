@@ -28,9 +28,6 @@ pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile --max
 # By default, of each test the cases that contain each value of each parameter, and no slow tests. All with EVERY=1.
 quick := $(if $(EVERY),,--cover 1 -m "not slow")
 ready := $(VENV)/.ready
-# The tests that `make test-cuda-emulated` repeats with cuBLAS, cuBLASLt, cuDNN, cuFFT and cuSOLVER. Without them, tests use
-# generated kernels, and the CPU for decompositions.
-with_cuda_libraries := $(patsubst %,tests/opencl/test_%.py,amp attention backends batch_linear_algebra convolutions graphed_training library_products products spectral_ops)
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 setup_venv = tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)" $(1)
@@ -106,6 +103,7 @@ test-plans: $(ready) ## tests on OpenCL without plans, and with checked plans
 test-late-host: $(ready) ## tests on asynchronous host devices (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
+# At first without cuBLAS, cuBLASLt, cuDNN, cuFFT and cuSOLVER: then generated kernels compute, and the CPU decompositions.
 test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (half an hour)
 	$(pytest) tests/cuda $(ARGS)
 	$(pytest) --on cuda $(quick) $(ARGS)
@@ -113,7 +111,7 @@ test-cuda-emulated: $(ready) ## tests on emulated CUDA devices (half an hour)
 	TORCH_BACKPLANE_CUBLAS_LIBRARY=$$folder/libcublas.so.13 \
 	TORCH_BACKPLANE_CUBLASLT_LIBRARY=$$folder/libcublasLt.so.13 TORCH_BACKPLANE_CUFFT_LIBRARY=$$folder/libcufft.so.12 \
 	TORCH_BACKPLANE_CUDNN_LIBRARY=$$folder/libcudnn.so.9 TORCH_BACKPLANE_CUSOLVER_LIBRARY=$$folder/libcusolver.so.12 \
-		$(pytest) --on cuda $(quick) $(with_cuda_libraries) $(ARGS)
+		$(pytest) --on cuda $(quick) tests/opencl $(ARGS)
 
 # Triton is in a separate virtual environment, which takes torch and Backplane from .venv. It is a download of 190 MB.
 triton := build/triton
