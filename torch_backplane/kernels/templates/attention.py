@@ -511,7 +511,7 @@ KEEP_SCORE = "weights[item_row + x * SIDE][item_column + y * SIDE] = weight;"
 KEEP_WEIGHT = "KEEP(item_row + x * SIDE, item_column + y * SIDE, weight);"
 
 # The keep flags of a tile. A work item draws those of 16 keys of one query. The barriers of the products separate the
-# draw from its uses; the barriers of the additions separate the uses from the next draw.
+# draw from its uses; the barrier behind the weights separates the uses from the next draw.
 _DROP = """
   LOCAL uint kept_bits[ITEMS];
   const value_t raised = kept > 0 ? 1 / kept : (value_t)0;
