@@ -308,7 +308,7 @@ def test_gradients_of_callables_accumulate(layer: type[nn.Linear], layers: int, 
                 ours(batch.to(DEVICE)).square().sum().backward()
                 plain(batch).square().sum().backward()
             for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-                torch.testing.assert_close(one.grad.cpu(), other.grad, atol=1e-3, rtol=1e-4)
+                torch.testing.assert_close(one.grad.cpu(), other.grad, atol=1e-4, rtol=1e-4)
 
 
 def test_callables_with_dropout_draw_new_numbers_at_each_call() -> None:
