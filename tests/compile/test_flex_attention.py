@@ -178,6 +178,7 @@ def expected_gradients(inputs: Sequence[Tensor], grad: Tensor, allowed: Tensor) 
     return [one.grad for one in theirs]
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="PyTorch's flex_attention refuses floats that change")
 @pytest.mark.parametrize("form", ["compiled", "one pass"])
 def test_captured_floats_can_change(form: str) -> None:
     def attend_with(query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:

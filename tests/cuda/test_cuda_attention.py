@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_backplane import _C, plans
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", message="CUDA initialization")  # a CUDA build of PyTorch looks for devices, too
 torch.manual_seed(0)
 bp = torch.backends.bp
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}

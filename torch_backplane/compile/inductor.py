@@ -286,7 +286,8 @@ def find_statistics_of_softmax_in_one_loop(post_grad: ModuleType) -> None:
             return False
         if _writes_triton():
             return True
-        target, length = dialect_of(x.device).target, x.shape[match.kwargs["dim"]]
+        (dim,) = next(node.args[1] for node in match.nodes if node.target is torch.ops.aten.amax.default)
+        target, length = dialect_of(x.device).target, x.shape[dim]
         # Inductor composes it, if the length is dynamic.
         return target.simt and isinstance(length, int) and length > longest_kept(target)
 
