@@ -31,12 +31,14 @@ for name, (function, arguments) in KERNELS.items():
     if name in SOME or not SOME:
         given = arguments()
         found = [one.cpu() for one in tree_leaves(function(*(one.to("bp") for one in given)))]
+        allowed = 1e-2 if "float16" in name else 1e-4
         said[name] = all(
-            torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(found, tree_leaves(function(*given)))
+            torch.allclose(one, other, rtol=allowed, atol=allowed)
+            for one, other in zip(found, tree_leaves(function(*given)))
         )
 print(json.dumps(said))
 """
-_LIBRARIES = ("CUBLAS", "CUBLASLT", "CUSOLVER", "CUFFT")
+_LIBRARIES = ("CUBLAS", "CUBLASLT", "CUDNN", "CUSOLVER", "CUFFT")
 _WITHOUT_LIBRARIES = {f"TORCH_BACKPLANE_{name}_LIBRARY": "none" for name in _LIBRARIES}
 
 
@@ -86,7 +88,7 @@ print(json.dumps(sorted(str(one) for one in dialect_of(0).target.matrix_dtypes))
 )
 def test_products_by_tensor_cores_have_no_findings(result: Result, architecture: str, dtypes: list[str]) -> None:
     settings = {"CUDA_EMULATOR_CHECKS": "1", "CUDA_EMULATOR_ARCHITECTURE": architecture}
-    finished = result(HALVES, **settings, TORCH_BACKPLANE_CUDNN_LIBRARY="none", **_WITHOUT_LIBRARIES)
+    finished = result(HALVES, **settings, **_WITHOUT_LIBRARIES)
     assert "CUDA emulator" not in finished.stderr, finished.stderr
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert json.loads(finished.stdout) == dtypes

@@ -90,7 +90,8 @@ INTERPRETER_MATRIX ldmatrix_x4_of(uint* to, const void* row, const bool transpos
     uint both[2];
     for (uint x = 0; x < 2; ++x) {
       const uint of_row = transposed ? 2 * t + x : g, of_column = transposed ? g : 2 * t + x;
-      both[x] = ((const ushort*)all[8 * matrix + of_row])[of_column];
+      const ushort* from = (const ushort*)all[8 * matrix + of_row];
+      both[x] = from ? from[of_column] : 0; // a lane that a finding has ended gave no address
     }
     to[matrix] = both[0] | both[1] << 16;
   }

@@ -54,7 +54,7 @@ struct Fiber {
   uint32_t lane = 0;               // whose value it gets
   uint64_t mask = 0;               // the lanes that must be in the shuffle; see kWholeSubgroup
   uint64_t given[2][kMaxGiven] = {};  // of interpreter_shuffle_all, alternately
-  bool gives_second = false;
+  uint64_t exchanges = 0;             // calls of interpreter_shuffle_all
   std::vector<Copy> copies;  // that it has begun
 };
 
@@ -188,7 +188,7 @@ void run_group(uint64_t number) {
   }
   for (uint64_t i = 0; i < launch.group_items; ++i) {
     fibers[i]->alive = true;
-    fibers[i]->gives_second = false;
+    fibers[i]->exchanges = 0;
     fibers[i]->copies.clear();
   }
   for (uint64_t alive = launch.group_items; alive > 0;) {
@@ -349,18 +349,21 @@ uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
 }
 
 // Gives `count` values to every work item of the subgroup: those of lane n are all[n * count] and the next ones. Every
-// lane takes part.
+// lane takes part, except those that a finding has ended; their values are 0.
 void interpreter_shuffle_all(const uint64_t* given, uint32_t count, uint64_t* all) {
   Fiber* self = running;
-  const bool second = self->gives_second;
-  std::copy(given, given + count, self->given[second]);
-  interpreter_shuffle_from(0, 0, kWholeSubgroup);
   // Lanes that resume before others write to their other place.
-  self->gives_second = !second;
+  const uint64_t number = ++self->exchanges, place = number % 2;
+  std::copy(given, given + count, self->given[place]);
+  interpreter_shuffle_from(0, 0, kWholeSubgroup);
   const uint64_t first = item - item % kSubgroup, lanes = std::min<uint64_t>(kSubgroup, launch.group_items - first);
   for (uint64_t lane = 0; lane < kSubgroup; ++lane) {
-    const uint64_t* one = fibers[first + std::min(lane, lanes - 1)]->given[second];
-    std::copy(one, one + count, all + lane * count);
+    const Fiber* other = fibers[first + std::min(lane, lanes - 1)];
+    if (other->exchanges >= number) {
+      std::copy(other->given[place], other->given[place] + count, all + lane * count);
+    } else {
+      std::fill(all + lane * count, all + (lane + 1) * count, 0);
+    }
   }
 }
 
