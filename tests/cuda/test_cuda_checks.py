@@ -18,7 +18,7 @@ sys.path[:0] = {[str(paths.TESTS / one) for one in ("cuda_emulator", "opencl", "
 import emulator
 import torch
 from torch.utils._pytree import tree_leaves
-from test_small_kernels import KERNELS
+from test_small_kernels import KERNELS, TOLERANCES
 
 torch.manual_seed(0)
 """
@@ -31,9 +31,8 @@ for name, (function, arguments) in KERNELS.items():
     if name in SOME or not SOME:
         given = arguments()
         found = [one.cpu() for one in tree_leaves(function(*(one.to("bp") for one in given)))]
-        allowed = 1e-2 if "float16" in name else 1e-4
         said[name] = all(
-            torch.allclose(one, other, rtol=allowed, atol=allowed)
+            torch.allclose(one, other, rtol=TOLERANCES[name], atol=TOLERANCES[name])
             for one, other in zip(found, tree_leaves(function(*given)))
         )
 print(json.dumps(said))

@@ -343,7 +343,7 @@ import json, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch.utils._pytree import tree_leaves
-from test_small_kernels import KERNELS
+from test_small_kernels import KERNELS, TOLERANCES
 from torch_backplane import sanitizer
 
 torch.manual_seed(0)
@@ -354,7 +354,8 @@ for name, (function, arguments) in KERNELS.items():
         before = sanitizer.counts()[0]
         found = [one.cpu() for one in tree_leaves(function(*(one.to("bp") for one in given)))]
     right = all(
-        torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(found, tree_leaves(function(*given)))
+        torch.allclose(one, other, rtol=TOLERANCES[name], atol=TOLERANCES[name])
+        for one, other in zip(found, tree_leaves(function(*given)))
     )
     said[name] = [right, sanitizer.counts()[0] - before, [str(one) for one in sanitizer.take()]]
 print(json.dumps(said))
@@ -369,7 +370,7 @@ def test_kernels_of_every_family_have_no_findings(target: str) -> None:
     said = json.loads(ended.stdout)
     assert len(said) > 35
     assert {name: found for name, (right, _, found) in said.items() if found or not right} == {}
-    without = ["attention"] if target == "" else []  # its kernels are for SIMT targets
+    without = ["attention", "attention, float16"] if target == "" else []  # its kernels are for SIMT targets
     assert [name for name, (_, launches, _) in said.items() if launches == 0] == without
 
 
