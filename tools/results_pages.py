@@ -270,6 +270,10 @@ def ptxas() -> Iterator[str]:
     yield f"{data['programs']:,} programs have {len(kernels):,} different kernels. NVRTC {data['nvrtc']}."
     yield f"{source('ptxas', found)}\n"
     rows = []
+
+    def count(what: str, architecture: str) -> int:
+        return sum(one["what"] == what and one["architecture"] == architecture for one in data["findings"])
+
     for name in architectures:
         columns = zip(*(one[name] for one in kernels if name in one), strict=True)
         figures = dict(zip(data["figures"], columns, strict=True))
@@ -278,12 +282,11 @@ def ptxas() -> Iterator[str]:
             {
                 "architecture": name,
                 "compiled": len(ordered),
-                "errors": len(kernels) - len(ordered),
+                "not for it": len(kernels) - len(ordered) - count("error", name),
+                "errors": count("error", name),
                 "spill": sum(map(bool, figures["spilled"])),
                 "private memory": sum(map(bool, figures["stack"])),
-                "lack instructions": sum(
-                    one["what"] == "lacks" and one["architecture"] == name for one in data["findings"]
-                ),
+                "lack instructions": count("lacks", name),
                 "registers: median": ordered[len(ordered) // 2],
                 "95 %": ordered[len(ordered) * 95 // 100],
                 "most": ordered[-1],
