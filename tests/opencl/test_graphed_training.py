@@ -311,6 +311,22 @@ def test_gradients_of_callables_accumulate(layer: type[nn.Linear], layers: int, 
                 torch.testing.assert_close(one.grad.cpu(), other.grad, atol=1e-4, rtol=1e-4)
 
 
+def test_gradients_of_callables_are_not_copied_in_a_step() -> None:
+    """If they do not accumulate, autograd gets the tensors that the graphs write, which stay at their addresses."""
+    layers = [Temporaries(4, 4).to(DEVICE) for _ in range(3)]
+    samples = tuple((torch.randn(5, 4, device=DEVICE, requires_grad=True),) for _ in layers)
+    first, second, third = torch.bp.make_graphed_callables(tuple(layers), samples)
+    addresses, kept = set(), []
+    for _ in range(3):
+        third(second(first(torch.randn(5, 4, device=DEVICE)))).sum().backward()
+        parameters = [one for layer in layers for one in layer.parameters()]
+        addresses.add(tuple(one.grad.data_ptr() for one in parameters if one.grad is not None))
+        for one in parameters:
+            one.grad = None
+        kept.append(torch.empty(64, device=DEVICE))  # else copies could have the same addresses, too
+    assert len(addresses) == 1
+
+
 def test_callables_with_dropout_draw_new_numbers_at_each_call() -> None:
     model = nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5)).to(DEVICE)
     x = torch.ones(4, 50, device=DEVICE)

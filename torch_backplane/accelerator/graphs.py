@@ -8,6 +8,7 @@ that they had in the capture.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -261,19 +262,21 @@ class _Captured:
             if gradient is not None and parameter.grad is not None and parameter.grad.is_set_to(gradient):
                 parameter.grad = parameter.grad.clone()
 
-    def made(self, of_pool: Sequence[_Captured], copies: bool) -> Graphed:
+    def made(self, position: int, lent: dict[int, _Captured] | None) -> Graphed:
         """Returns a function that replays the graphs.
 
         Args:
-            of_pool: the callables whose graphs share the memory pool, this one among them.
-            copies: gradients are copies of the static tensors, as unknown graphs share the pool, too.
+            position: the callable's number. Backward graphs were captured in decreasing order.
+            lent: by their numbers, the callables whose static gradients autograd may have assigned to `grad`. None if
+                unknown graphs share the pool: gradients are then copies.
         """
-        captured = self
+        captured, borrowed = self, {} if lent is None else lent
 
-        def replay(replayed: Graph) -> None:
-            for one in of_pool:
-                one.free_gradients()
-            replayed.replay()
+        def replay(work: Graph, last: float) -> None:
+            # It can write to the gradients of callables up to `last`. Those of later ones existed when it was captured.
+            for number in [one for one in borrowed if one <= last]:
+                borrowed.pop(number).free_gradients()
+            work.replay()
 
         class Replayed(torch.autograd.Function):
             @staticmethod
@@ -281,7 +284,7 @@ class _Captured:
                 for place, given in zip(captured.user_inputs, inputs, strict=False):
                     if place.data_ptr() != given.data_ptr():
                         place.copy_(given)
-                replay(captured.forward_graph)
+                replay(captured.forward_graph, math.inf)
                 outputs = tuple(one.detach() for one in captured.outputs)
                 needless = [out for out, one in zip(outputs, captured.cotangents, strict=True) if one is None]
                 ctx.mark_non_differentiable(*needless)
@@ -293,9 +296,11 @@ class _Captured:
                 for place, given in zip(captured.cotangents, cotangents, strict=True):
                     if place is not None and place.data_ptr() != given.data_ptr():
                         place.copy_(given)
-                replay(captured.backward_graph)
-                static = [None if one is None else one.detach() for one in captured.gradients]
-                return tuple(None if one is None else one.clone() if copies else one for one in static)
+                replay(captured.backward_graph, position)
+                if lent is None:
+                    return tuple(None if one is None else one.clone() for one in captured.gradients)
+                lent[position] = captured
+                return tuple(None if one is None else one.detach() for one in captured.gradients)
 
         def replayed(*arguments: Any) -> Any:
             given, spec = tree_flatten(arguments)
@@ -386,7 +391,8 @@ def make_graphed_callables(
         one.capture_backward(memory, capture_error_mode, allow_unused_input)
 
     made = []
-    for one in captured:
-        replayed = one.made(captured, copies=pool is not None)
+    lent: dict[int, _Captured] | None = {} if pool is None else None
+    for position, one in enumerate(captured):
+        replayed = one.made(position, lent)
         made.append(_in_place_of(one.function, replayed) if isinstance(one.function, torch.nn.Module) else replayed)
     return tuple(made) if several else cast(Any, made[0])
